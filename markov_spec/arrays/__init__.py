@@ -1,0 +1,43 @@
+"""The data that everything else passes around: rollouts, drafts and round laws.
+
+Glossary
+--------
+rollout
+    The tokens ``x[0..T-1]`` that the target model generated after a prompt, the end token included when it was
+    generated.
+start
+    ``s`` tokens are committed; ``s = T`` means finished.
+round
+    One verification pass of the target. From start ``s`` it drafts depths ``k = 1..K``; depth ``k`` proposes the token
+    at position ``s+k-1``. ``N`` drafts are accepted and one token of the target's own follows (a correction, or the
+    *bonus token* after ``N = K``); the round commits ``min(N+1, T-s)`` tokens.
+draft length
+    ``K``, or ``L[s] <= K`` where it varies by start.
+survival
+    ``S[s,k] = P(N >= k | rollout)``; ``S[s,k] = 0`` for ``s+k > T``.
+acceptance
+    ``a[s,k] = S[s,k] / S[s,k-1]``: depth ``k`` is accepted given that the depths before it were.
+round law
+    ``A[s,k] = S[s,k] - S[s,k+1]``, the distribution of ``N``; held here as the acceptance ``a``.
+
+Ragged rows: the ``N`` positions of ``R`` rollouts are concatenated; rollout ``i`` owns rows ``indptr[i]:indptr[i+1]``.
+Log-probabilities are in nats, log zero is ``-inf``.
+"""
+
+from markov_spec.arrays.checks import ABSENT, Array, as_float, check_indptr, check_log_probs, locate
+from markov_spec.arrays.law import Exactness, RoundLaw
+from markov_spec.arrays.recorded import Drafts, Kind, Rollouts
+
+__all__ = [
+    "ABSENT",
+    "Array",
+    "Drafts",
+    "Exactness",
+    "Kind",
+    "Rollouts",
+    "RoundLaw",
+    "as_float",
+    "check_indptr",
+    "check_log_probs",
+    "locate",
+]

@@ -1,0 +1,175 @@
+"""The round law: how many drafts a round accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from markov_spec.arrays.checks import ABSENT, LOG_TOLERANCE, Array, as_float, check_indptr, locate
+
+Exactness = Literal["exact", "bound", "heuristic", "teacher-forced"]
+
+
+def _cells_in_range(indptr: npt.NDArray[np.int64], depth: int) -> npt.NDArray[np.bool_]:
+    left = np.repeat(indptr[1:], np.diff(indptr)) - np.arange(indptr[-1])
+    return np.arange(1, depth + 1) <= left[:, None]
+
+
+def _check_unit(values: Array, indptr: npt.NDArray[np.int64], name: str) -> None:
+    if values.ndim != 2:
+        raise ValueError(f"{name}: found shape {values.shape}; allowed: (N, K), depth 1..K")
+    bad = ~((values >= 0) & (values <= 1 + LOG_TOLERANCE)) & _cells_in_range(indptr, values.shape[1])
+    if bad.any():
+        row, column = (int(j) for j in np.unravel_index(int(np.argmax(bad)), bad.shape))
+        raise ValueError(
+            f"{name}: {locate(indptr, row)}, depth {column + 1}: found {values[row, column]}; allowed: 0 to 1"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RoundLaw:
+    """How many drafts a round accepts, from every start: all that the engine knows of a drafter and a rule.
+
+    Made by ``round_law``, ``from_acceptance`` or ``from_survival``.
+
+    Parameters
+    ----------
+    accept : array of float, (N, K) or (N,)
+        The conditional acceptance ``a``: of depth ``k`` of the round begun at ``s``, or (``positions`` form) of
+        position ``t``, read at ``t = s+k-1``. Cells past a rollout's end or deeper than ``draft_length`` are ignored.
+    indptr : array of int64, (R+1,)
+    draft_length : int or array of int32, (N,), optional
+        ``L[s]``: drafts proposed from each start. Required in the ``positions`` form; absent means ``K`` for cells.
+    exactness : {"exact", "bound", "heuristic", "teacher-forced"}
+
+    Notes
+    -----
+    ``S[s,k] = prod_{i<=k} a[s,i]`` for ``k <= min(L[s], T-s)``, else 0 (MATH 1). The float type of the input is kept.
+    """
+
+    accept: Array
+    indptr: Array
+    draft_length: int | Array | None = None
+    exactness: Exactness = "exact"
+
+    def __post_init__(self) -> None:
+        accept = as_float(self.accept, "accept")
+        if accept.ndim not in (1, 2):
+            raise ValueError(f"accept: found shape {accept.shape}; allowed: (N, K) or (N,)")
+        object.__setattr__(self, "accept", accept)
+        object.__setattr__(self, "indptr", check_indptr(self.indptr, accept.shape[0]))
+        object.__setattr__(self, "draft_length", self._checked_length(self.draft_length))
+
+    def _checked_length(self, given: int | Array | None) -> int | Array | None:
+        recorded = int(self.accept.shape[1]) if self.accept.ndim == 2 else None
+        if given is None:
+            if recorded is None:
+                raise ValueError("draft_length: absent; allowed: an integer or an (N,) array, since acceptance is (N,)")
+            return recorded
+        lengths = np.asarray(given)
+        if lengths.dtype.kind not in "iu" or lengths.shape not in ((), self.accept.shape[:1]):
+            raise ValueError(
+                f"draft_length: found shape {lengths.shape}, dtype {lengths.dtype}; allowed: integer or (N,) integers"
+            )
+        limit = ABSENT if recorded is None else recorded
+        bad = (lengths < 0) | (lengths > limit)
+        if bad.any():
+            where = "" if lengths.ndim == 0 else f"{locate(self.indptr, int(np.argmax(bad)))}: "
+            found = lengths if lengths.ndim == 0 else lengths[np.argmax(bad)]
+            allowed = "0 or more" if recorded is None else f"0 to the recorded {recorded}"
+            raise ValueError(f"draft_length: {where}found {found}; allowed: {allowed}")
+        return int(lengths) if lengths.ndim == 0 else np.ascontiguousarray(lengths, dtype=np.int32)
+
+    @classmethod
+    def from_acceptance(cls, a: Array, indptr: Array) -> RoundLaw:
+        """Make a law from the conditional acceptance.
+
+        Parameters
+        ----------
+        a : array of float, (N, K)
+            ``a[s, k-1]``: probability that depth ``k`` is accepted given that the depths before it were.
+        indptr : array of int64, (R+1,)
+
+        Raises
+        ------
+        ValueError
+            If a cell inside its rollout is NaN or outside [0, 1].
+
+        Examples
+        --------
+        >>> import numpy as np, markov_spec as ms
+        >>> law = ms.RoundLaw.from_acceptance(np.full((5, 2), .5), [0, 5])
+        >>> ms.solve(law).expected
+        array([3.1875])
+        """
+        values = as_float(a, "a")
+        _check_unit(values, check_indptr(indptr, len(values) if values.ndim else None), "a")
+        return cls(np.minimum(values, 1), indptr)
+
+    @classmethod
+    def from_survival(cls, S: Array, indptr: Array) -> RoundLaw:
+        """Make a law from the survival.
+
+        Parameters
+        ----------
+        S : array of float, (N, K)
+            ``S[s, k-1]``: probability that the round begun at ``s`` accepts at least ``k`` drafts; never rises with k.
+        indptr : array of int64, (R+1,)
+
+        Raises
+        ------
+        ValueError
+            If a cell inside its rollout is NaN, outside [0, 1] or larger than the cell before it.
+
+        Examples
+        --------
+        >>> import numpy as np, markov_spec as ms
+        >>> law = ms.RoundLaw.from_survival(np.tile([.5, .25], (5, 1)), [0, 5])
+        >>> ms.solve(law).expected
+        array([3.1875])
+        """
+        values = as_float(S, "S")
+        offsets = check_indptr(indptr, len(values) if values.ndim else None)
+        _check_unit(values, offsets, "S")
+        before = np.ones_like(values)
+        before[:, 1:] = values[:, :-1]
+        rises = (values > before + LOG_TOLERANCE) & _cells_in_range(offsets, values.shape[1])
+        if rises.any():
+            row, column = (int(j) for j in np.unravel_index(int(np.argmax(rises)), rises.shape))
+            raise ValueError(
+                f"S: {locate(offsets, row)}, depth {column + 1}: found {values[row, column]} after "
+                f"{before[row, column]}; a survival never rises"
+            )
+        ratio = np.divide(values, before, out=np.zeros_like(values), where=before > 0)
+        return cls(np.minimum(ratio, 1), offsets)
+
+    @property
+    def form(self) -> Literal["cells", "positions"]:
+        """``"cells"`` if acceptance depends on (start, depth), ``"positions"`` if on the position only."""
+        return "cells" if self.accept.ndim == 2 else "positions"
+
+    @property
+    def depth(self) -> int:
+        """The largest draft length ``K``."""
+        if self.form == "cells":
+            return int(self.accept.shape[1])
+        return int(np.max(self.draft_length, initial=0))  # type: ignore[arg-type]
+
+    def survival(self) -> Array:
+        """Materialise ``S``, float64 ``(N, K)``, zero past the ends and beyond the draft length."""
+        rows, depth = self.accept.shape[0], self.depth
+        inside = _cells_in_range(self.indptr, depth)
+        inside &= np.arange(1, depth + 1) <= np.broadcast_to(np.asarray(self.draft_length), (rows,))[:, None]
+        if self.form == "cells":
+            cells = self.accept.astype(np.float64)
+        else:
+            at = np.arange(rows)[:, None] + np.arange(depth)
+            cells = self.accept.astype(np.float64)[np.minimum(at, max(rows - 1, 0))]
+        return np.cumprod(np.where(inside, cells, 0.0), axis=1)
+
+    def __repr__(self) -> str:
+        rollouts = self.indptr.size - 1
+        return f"RoundLaw({self.form}, K={self.depth}, {rollouts} rollouts, {self.indptr[-1]} starts, {self.exactness})"
