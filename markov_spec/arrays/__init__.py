@@ -24,12 +24,22 @@ Ragged rows: the ``N`` positions of ``R`` rollouts are concatenated; rollout ``i
 Log-probabilities are in nats, log zero is ``-inf``.
 """
 
-from markov_spec.arrays.checks import ABSENT, Array, as_float, check_indptr, check_log_probs, locate
+from markov_spec.arrays.checks import (
+    ABSENT,
+    LOG_TOLERANCE,
+    Array,
+    as_float,
+    check_draft_length,
+    check_indptr,
+    check_log_probs,
+    locate,
+)
 from markov_spec.arrays.law import Exactness, RoundLaw
 from markov_spec.arrays.recorded import Drafts, Kind, Rollouts
 
 __all__ = [
     "ABSENT",
+    "LOG_TOLERANCE",
     "Array",
     "Drafts",
     "Exactness",
@@ -37,6 +47,7 @@ __all__ = [
     "Rollouts",
     "RoundLaw",
     "as_float",
+    "check_draft_length",
     "check_indptr",
     "check_log_probs",
     "locate",

@@ -70,9 +70,7 @@ def check_indptr(indptr: Any, rows: int | None = None) -> npt.NDArray[np.int64]:
     """
     found = np.asarray(indptr)
     if found.ndim != 1 or found.size == 0 or found.dtype.kind not in "iu":
-        raise ValueError(
-            f"indptr: found shape {found.shape}, dtype {found.dtype}; allowed: R+1 integers"
-        )
+        raise ValueError(f"indptr: found shape {found.shape}, dtype {found.dtype}; allowed: R+1 integers")
     found = np.ascontiguousarray(found, dtype=np.int64)
     if found[0] != 0:
         raise ValueError(f"indptr: rollout 0 starts at {found[0]}; allowed: 0")
@@ -132,3 +130,40 @@ def check_log_probs(values: Array, indptr: npt.NDArray[np.int64], name: str, ids
             f"{name}: {locate(indptr, row, ids)}: found {values[row]}; allowed: a finite log-probability <= 0 "
             "(the target generated this token, so its probability is positive)"
         )
+
+
+def check_draft_length(given: Any, indptr: npt.NDArray[np.int64], depth: int | None) -> int | Array:
+    """Validate ``L[s]``, the number of drafts proposed from each start.
+
+    Parameters
+    ----------
+    given : int or array_like of int, (N,)
+    indptr : ndarray of int64, (R+1,)
+    depth : int or None
+        The recorded ``K``, which is also what an absent length means; None where depths are not bounded by a record.
+
+    Returns
+    -------
+    int or ndarray of int32, (N,)
+
+    Raises
+    ------
+    ValueError
+        Naming the rollout and position of the first length outside 0 to ``depth``.
+    """
+    if given is None:
+        if depth is None:
+            raise ValueError("draft_length: absent; allowed: an integer or an (N,) array, since acceptance is (N,)")
+        return depth
+    lengths = np.asarray(given)
+    if lengths.dtype.kind not in "iu" or lengths.shape not in ((), (int(indptr[-1]),)):
+        raise ValueError(
+            f"draft_length: found shape {lengths.shape}, dtype {lengths.dtype}; allowed: integer or (N,) integers"
+        )
+    bad = (lengths < 0) | (lengths > (ABSENT if depth is None else depth))
+    if bad.any():
+        where = "" if lengths.ndim == 0 else f"{locate(indptr, int(np.argmax(bad)))}: "
+        found = lengths if lengths.ndim == 0 else lengths[np.argmax(bad)]
+        allowed = "0 or more" if depth is None else f"0 to the recorded {depth}"
+        raise ValueError(f"draft_length: {where}found {found}; allowed: {allowed}")
+    return int(lengths) if lengths.ndim == 0 else np.ascontiguousarray(lengths, dtype=np.int32)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from markov_spec.arrays.checks import ABSENT, LOG_TOLERANCE, Array, as_float, check_indptr, locate
+from markov_spec.arrays.checks import LOG_TOLERANCE, Array, as_float, check_draft_length, check_indptr, locate
 
 Exactness = Literal["exact", "bound", "heuristic", "teacher-forced"]
 
@@ -61,27 +61,8 @@ class RoundLaw:
             raise ValueError(f"accept: found shape {accept.shape}; allowed: (N, K) or (N,)")
         object.__setattr__(self, "accept", accept)
         object.__setattr__(self, "indptr", check_indptr(self.indptr, accept.shape[0]))
-        object.__setattr__(self, "draft_length", self._checked_length(self.draft_length))
-
-    def _checked_length(self, given: int | Array | None) -> int | Array | None:
-        recorded = int(self.accept.shape[1]) if self.accept.ndim == 2 else None
-        if given is None:
-            if recorded is None:
-                raise ValueError("draft_length: absent; allowed: an integer or an (N,) array, since acceptance is (N,)")
-            return recorded
-        lengths = np.asarray(given)
-        if lengths.dtype.kind not in "iu" or lengths.shape not in ((), self.accept.shape[:1]):
-            raise ValueError(
-                f"draft_length: found shape {lengths.shape}, dtype {lengths.dtype}; allowed: integer or (N,) integers"
-            )
-        limit = ABSENT if recorded is None else recorded
-        bad = (lengths < 0) | (lengths > limit)
-        if bad.any():
-            where = "" if lengths.ndim == 0 else f"{locate(self.indptr, int(np.argmax(bad)))}: "
-            found = lengths if lengths.ndim == 0 else lengths[np.argmax(bad)]
-            allowed = "0 or more" if recorded is None else f"0 to the recorded {recorded}"
-            raise ValueError(f"draft_length: {where}found {found}; allowed: {allowed}")
-        return int(lengths) if lengths.ndim == 0 else np.ascontiguousarray(lengths, dtype=np.int32)
+        recorded = accept.shape[1] if accept.ndim == 2 else None
+        object.__setattr__(self, "draft_length", check_draft_length(self.draft_length, self.indptr, recorded))
 
     @classmethod
     def from_acceptance(cls, a: Array, indptr: Array) -> RoundLaw:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from markov_spec.arrays.checks import Array, as_float, check_indptr, check_log_probs, locate
+from markov_spec.arrays.checks import ABSENT, Array, as_float, check_indptr, check_log_probs, locate
 
 Kind = Literal["autoregressive", "block"]
 KINDS: tuple[Kind, ...] = ("autoregressive", "block")
@@ -20,6 +20,16 @@ def _check_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{name}: entry {i}: found {value!r}; allowed: a non-empty string")
     return values
+
+
+def _check_prompt(prompt: Array, i: int) -> Array:
+    if prompt.ndim != 1 or (prompt.dtype.kind not in "iu" and prompt.size):
+        raise ValueError(
+            f"prompt_tokens: rollout {i}: found shape {prompt.shape}, dtype {prompt.dtype}; allowed: integers, 1 axis"
+        )
+    if prompt.size and not 0 <= prompt.min() <= prompt.max() <= ABSENT:
+        raise ValueError(f"prompt_tokens: rollout {i}: found {prompt.min()} to {prompt.max()}; allowed: 0 to {ABSENT}")
+    return prompt.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +97,7 @@ class Rollouts:
             "ids": ids,
             "prompt_ids": _check_ids(self.prompt_ids, "prompt ids"),
             "benchmarks": _check_ids(self.benchmarks, "benchmarks"),
-            "prompt_tokens": tuple(np.asarray(p, dtype=np.int32) for p in self.prompt_tokens),
+            "prompt_tokens": tuple(_check_prompt(np.asarray(p), i) for i, p in enumerate(self.prompt_tokens)),
             "finish_reasons": _check_ids(reasons, "finish reasons"),
             "turns": turns,
         }
@@ -101,9 +111,10 @@ class Rollouts:
         if log_p.shape != tokens.shape:
             raise ValueError(f"log_p: found shape {log_p.shape}; allowed: {tokens.shape}, one for each token")
         check_log_probs(log_p, indptr, "log_p", ids)
-        if tokens.size and tokens.min() < 0:
-            row = int(np.argmax(tokens < 0))
-            raise ValueError(f"tokens: {locate(indptr, row, ids)}: found {tokens[row]}; allowed: token ids >= 0")
+        bad = (tokens < 0) | (tokens > ABSENT)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(f"tokens: {locate(indptr, row, ids)}: found {tokens[row]}; allowed: 0 to {ABSENT}")
         object.__setattr__(self, "tokens", np.ascontiguousarray(tokens, dtype=np.int32))
         object.__setattr__(self, "log_p", log_p)
         object.__setattr__(self, "indptr", indptr)
@@ -193,8 +204,11 @@ class Drafts:
                     f"allowed: integers, {wanted_shape}"
                 )
             lowest = 1 if name == "rank" else 0
-            if value.size and value.min() < lowest:
-                raise ValueError(f"drafter {self.name!r}: {name}: found {value.min()}; allowed: >= {lowest}")
+            if value.size and not lowest <= value.min() <= value.max() <= ABSENT:
+                raise ValueError(
+                    f"drafter {self.name!r}: {name}: found {value.min()} to {value.max()}; "
+                    f"allowed: {lowest} to {ABSENT}"
+                )
             object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.int32))
         if self.ids is not None:
             object.__setattr__(self, "ids", _check_ids(self.ids, f"drafter {self.name!r}: ids"))

@@ -1,0 +1,34 @@
+"""Rejection sampling (A1): ``S[s,k] = prod_{i<=k} min(1, r[s,i])``, ``r[s,k] = q[s,k] / p[s+k-1]``.
+
+The draft ``x ~ q`` is accepted with probability ``min(1, p(x)/q(x))``; after a rejection the target's token is drawn
+from the normalised ``(p - q)_+``, after ``K`` acceptances from ``p``.
+
+Proof. The token at a tested depth is drafted, accepted and equal to ``x`` with probability
+``q(x) min(1, p(x)/q(x)) = min(p(x), q(x))``, and the output is ``x`` with probability ``p(x)``. Hence given the
+rollout's ``x`` the draft was accepted with probability ``min(1, q(x)/p(x))``; the tests of a round are independent
+given the prefix.
+
+Needs ``p`` and ``q`` at the realised token. An autoregressive drafter's law stays one number for each position.
+Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+"""
+
+from __future__ import annotations
+
+from markov_spec.acceptance import _numba
+from markov_spec.acceptance.inputs import Inputs, Rule, ratio_cells
+from markov_spec.arrays import RoundLaw
+
+
+def law(inputs: Inputs) -> RoundLaw:
+    """Make the round law of rejection sampling."""
+    log_q = inputs.draft_log_probs()
+    length = inputs.lengths(log_q)
+    if log_q.ndim == 1:
+        # A round of one draft from every position: the acceptance at a position is the same whatever the start.
+        accept = ratio_cells(_numba.rejection, inputs, log_q, 1, 1)[:, 0]
+        return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
+    depth = length if isinstance(length, int) else log_q.shape[1]
+    return RoundLaw(ratio_cells(_numba.rejection, inputs, log_q, length, depth), inputs.indptr, length, RULE.exactness)
+
+
+RULE = Rule("rejection", "A1", ("log_p", "log_q"), "exact", law)

@@ -1,0 +1,124 @@
+"""Kernels of the chain: one rollout after the other, ``O(K)`` for each start.
+
+``accept`` is flat: the acceptance of depth ``k`` from row ``s`` stands at ``s * row + k - 1``, with ``row = K`` for
+cells and ``row = 1`` for positions. The draft length of row ``s`` is ``length[s * step]``, with ``step = 0`` for a
+constant. Prices stand at ``s * price_row + N * price_step``. Offsets are int64, sums float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from markov_spec._jit import kernel
+from markov_spec.arrays import Array
+
+
+@kernel
+def backward(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    value: Array, variance: Array,
+) -> None:  # fmt: skip
+    """Fill the expected rounds from every start, and the variance of the rounds from ``first_start``."""
+    longest = 0
+    for i in range(first, last):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    ahead = np.empty(longest + 2)
+    spread = np.empty(longest + 2)
+    for i in range(first, last):
+        begin = indptr[i]
+        size = indptr[i + 1] - begin
+        ahead[size : size + 2] = 0.0
+        spread[size : size + 2] = 0.0
+        for s in range(size - 1, -1, -1):
+            depth = min(np.int64(length[(begin + s) * step]), size - s)
+            at = (begin + s) * row
+            cells = accept[at : at + depth]
+            value_after = ahead[s + 1 : s + depth + 2]
+            variance_after = spread[s + 1 : s + depth + 2]
+            # Mean and variance of the later rounds given k accepted drafts: a mixture at each depth, so that nothing
+            # cancels and the variance cannot fall below 0.
+            mean = value_after[depth]
+            vary = variance_after[depth]
+            for k in range(depth - 1, -1, -1):
+                a = np.float64(cells[k])
+                gap = mean - value_after[k]
+                vary = a * vary + (1.0 - a) * (variance_after[k] + a * gap * gap)
+                mean = a * mean + (1.0 - a) * value_after[k]
+            ahead[s] = 1.0 + mean
+            spread[s] = vary
+        value[begin : begin + size] = ahead[:size]
+        variance[i] = spread[min(first_start, size)]
+
+
+@kernel
+def forward(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    occupancy: Array, histogram: Array, tested: Array, drafted: Array,
+) -> None:  # fmt: skip
+    """Fill the occupancy, and what the rounds weighted by it accept, test and draft."""
+    width = tested.shape[1]
+    longest = 0
+    for i in range(first, last):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    reach = np.empty(longest + 2)
+    rejected = np.empty(width + 1)
+    complete = np.empty(width + 1)
+    for i in range(first, last):
+        begin = indptr[i]
+        size = indptr[i + 1] - begin
+        start = min(first_start, size)
+        reach[: size + 2] = 0.0
+        reach[start] = 1.0
+        rejected[:] = 0.0
+        complete[:] = 0.0
+        proposed = 0.0
+        for s in range(start, size):
+            flow = reach[s]
+            if flow == 0.0:
+                continue
+            depth = min(np.int64(length[(begin + s) * step]), size - s)
+            at = (begin + s) * row
+            cells = accept[at : at + depth]
+            after = reach[s + 1 : s + depth + 2]
+            for k in range(depth):
+                passed = flow * np.float64(cells[k])
+                rejected[k] += flow - passed
+                after[k] += flow - passed
+                flow = passed
+            complete[depth] += flow
+            after[depth] += flow
+            proposed += reach[s] * depth
+        occupancy[begin : begin + size] = reach[:size]
+        histogram[i] = rejected + complete
+        drafted[i] = proposed
+        # A draft that was tested was rejected, or was the last one and accepted, or the next one was tested.
+        testing = 0.0
+        for k in range(width - 1, -1, -1):
+            testing += rejected[k] + complete[k + 1]
+            tested[i, k] = testing
+
+
+@kernel
+def priced(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    price: Array, price_row: int, price_step: int, total: Array,
+) -> None:  # fmt: skip
+    """Fill the expected price of the rounds from ``first_start``."""
+    longest = 0
+    for i in range(first, last):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    ahead = np.empty(longest + 2)
+    for i in range(first, last):
+        begin = indptr[i]
+        size = indptr[i + 1] - begin
+        ahead[size : size + 2] = 0.0
+        for s in range(size - 1, -1, -1):
+            at = (begin + s) * row - 1
+            cost = (begin + s) * price_row
+            depth = min(np.int64(length[(begin + s) * step]), size - s)
+            mean = price[cost + depth * price_step] + ahead[s + depth + 1]
+            for k in range(depth, 0, -1):
+                a = np.float64(accept[at + k])
+                mean = a * mean + (1.0 - a) * (price[cost + (k - 1) * price_step] + ahead[s + k])
+            ahead[s] = mean
+        total[i] = ahead[min(first_start, size)]
