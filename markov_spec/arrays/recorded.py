@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -158,6 +158,8 @@ class Drafts:
     parts : mapping, optional
         Optional store parts: part name -> column name -> array with a row for each position, for example
         ``{"divergence": {"overlap": (N,)}, "lists": {"ids": (N, M), "log_q": (N, M)}}``.
+    metadata : mapping, optional
+        Where the drafts come from and how they are drawn (``sampling``): anything JSON can hold; kept in the store.
 
     Raises
     ------
@@ -180,6 +182,7 @@ class Drafts:
     ids: Sequence[str] | None = None
     indptr: Array | None = None
     parts: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

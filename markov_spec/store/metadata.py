@@ -1,0 +1,69 @@
+"""Metadata of a store: known keys are checked, unknown ones kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def plain(value: Any, where: str) -> Any:
+    """Copy a value as JSON will hold it; refuse what JSON cannot hold."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{where}: found key {key!r}; allowed: text")
+        return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"{where}: found {value!r} ({type(value).__name__}); allowed: what JSON can hold")
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Check = tuple[str, Callable[[Any], bool]]
+_TEXT: Check = ("text", lambda v: isinstance(v, str))
+_KNOWN: Mapping[str, Check] = {
+    "target": _TEXT,
+    "target_fingerprint": _TEXT,
+    "tokenizer": _TEXT,
+    "tokenizer_fingerprint": _TEXT,
+    "vocab_size": ("an integer >= 1", lambda v: _integer(v) and v >= 1),
+    "stop_ids": ("a list of token ids", lambda v: isinstance(v, list) and all(_integer(i) and i >= 0 for i in v)),
+    "sampling": ("a mapping", lambda v: isinstance(v, dict)),
+    "logprob_space": ("'raw' or 'processed'", lambda v: v in ("raw", "processed")),
+}
+_SAMPLING: Mapping[str, Check] = {
+    "temperature": ("a number >= 0", lambda v: _number(v) and v >= 0),
+    "top_k": ("an integer", _integer),
+    "top_p": ("a number above 0, up to 1", lambda v: _number(v) and 0 < v <= 1),
+    "order": ("a list of text", lambda v: isinstance(v, list) and all(isinstance(i, str) for i in v)),
+}
+
+
+def _check_known(values: Mapping[str, Any], known: Mapping[str, Check], where: str) -> None:
+    for key, (allowed, good) in known.items():
+        if key in values and values[key] is not None and not good(values[key]):
+            raise ValueError(f"{where}.{key}: found {values[key]!r}; allowed: {allowed}")
+
+
+def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the metadata as JSON will hold it, tuples as lists.
+
+    Raises
+    ------
+    ValueError
+        If a value is no JSON, or a known key has a wrong type.
+    """
+    facts: dict[str, Any] = plain(metadata, "metadata")
+    _check_known(facts, _KNOWN, "metadata")
+    _check_known(facts.get("sampling") or {}, _SAMPLING, "metadata.sampling")
+    return facts

@@ -1,0 +1,185 @@
+"""The schema of a store: parts, their columns, and what each value may be.
+
+A part is a Parquet file with a row per rollout. Its columns are flat lists of 64-bit offsets: a value per position,
+row-major, times the column's trailing sizes, which the manifest holds. Axes of a column, after the position:
+
+``block``
+    depth ``k = 1..K`` of a block drafter; an autoregressive drafter's column does not have it.
+``depth``
+    depth ``k = 1..K`` of any drafter.
+``entry``
+    list entry ``1..M`` (``lists``), or number of drafts ``m = 1..M`` (``multi``).
+
+``kl_pq`` is KL(p||q) in nats of the decoding distributions, as is ``entropy``; ``raw_`` columns are those of the plain
+softmaxes, before temperature and filters. ``varentropy`` is the variance of ``-log p``. ``c_m`` and ``rho`` hold the
+scalars of rules A6 and A7 for ``m = 1..M`` drafts, ``coupling`` the acceptance of A5; ``tail_mass`` is the probability
+outside a list.
+
+Cells past a rollout's end (``s + k > T``) hold no data: NaN, id -1, rank ``ABSENT``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from markov_spec.arrays import ABSENT, LOG_TOLERANCE
+
+SCHEMA_VERSION = 1
+STORE_FORMAT = "markov_spec store"
+DRAFTER_FORMAT = "markov_spec drafter"
+NO_TOKEN = -1
+
+Axis = Literal["block", "depth", "entry"]
+
+FLOAT, INT = pa.float32(), pa.int32()
+LARGEST = float(np.finfo(np.float32).max)
+# A sum over a vocabulary of 1e5 tokens in float32 is off by up to about 1e-5.
+SUM_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Column:
+    """Type, axes, range and filler of one column; ``required`` columns stand in every file of their part."""
+
+    type: Any
+    axes: tuple[Axis, ...] = ()
+    low: float = 0.0
+    high: float = LARGEST
+    slack: float = SUM_TOLERANCE
+    fill: float = float("nan")
+    required: bool = False
+
+    def trailing_axes(self, depth: int | None) -> tuple[Axis, ...]:
+        """Axes after the position, for a drafter of recorded depth ``K`` (None: autoregressive, or the target)."""
+        return tuple(axis for axis in self.axes if depth is not None or axis != "block")
+
+
+def _log(*axes: Axis, required: bool = False) -> Column:
+    return Column(FLOAT, axes, low=-np.inf, high=0, slack=LOG_TOLERANCE, required=required)
+
+
+def _unit(*axes: Axis) -> Column:
+    return Column(FLOAT, axes, high=1)
+
+
+def _ids(*axes: Axis) -> Column:
+    return Column(INT, axes, low=NO_TOKEN, high=ABSENT, slack=0, fill=NO_TOKEN, required=True)
+
+
+def _rank(*axes: Axis, required: bool = False) -> Column:
+    return Column(INT, axes, low=1, high=ABSENT, slack=0, fill=ABSENT, required=required)
+
+
+Part = Mapping[str, Column]
+
+TARGET_PARTS: Mapping[str, Part] = {
+    "divergence": {
+        "entropy": Column(FLOAT),
+        "varentropy": Column(FLOAT),
+        "raw_entropy": Column(FLOAT),
+        "raw_varentropy": Column(FLOAT),
+    },
+    "lists": {"ids": _ids("entry"), "log_p": _log("entry", required=True), "tail_mass": _unit()},
+}
+DRAFTER_PARTS: Mapping[str, Part] = {
+    "law": {
+        "log_q": _log("block", required=True),
+        "rank": _rank("block"),
+        "drafted": Column(INT, high=ABSENT, slack=0),
+    },
+    "divergence": {
+        "overlap": _unit("block"),
+        "kl_pq": Column(FLOAT, ("block",), high=np.inf),
+        "kl_qp": Column(FLOAT, ("block",), high=np.inf),
+        "entropy": Column(FLOAT, ("block",)),
+        "raw_kl_pq": Column(FLOAT, ("block",), high=np.inf),
+        "raw_kl_qp": Column(FLOAT, ("block",), high=np.inf),
+        "raw_entropy": Column(FLOAT, ("block",)),
+    },
+    "multi": {
+        "c_m": Column(FLOAT, ("block", "entry")),
+        "rho": Column(FLOAT, ("block", "entry")),
+        "coupling": _unit("block"),
+    },
+    "lists": {
+        "ids": _ids("block", "entry"),
+        "log_q": _log("block", "entry", required=True),
+        "tail_mass": _unit("block"),
+    },
+    "tree-rank": {"rank": _rank("depth", required=True)},
+}
+
+ROLLOUTS_SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.large_string()),
+        ("prompt_id", pa.large_string()),
+        ("prompt_hash", pa.large_string()),
+        ("prompt_tokens", pa.large_list(INT)),
+        ("turn", INT),
+        ("benchmark", pa.large_string()),
+        ("tokens", pa.large_list(INT)),
+        ("log_p", pa.large_list(FLOAT)),
+        ("finish_reason", pa.large_string()),
+    ]
+)
+VOCAB_SCHEMA = pa.schema([("token_id", INT), ("text", pa.large_string())])
+FIXED_SCHEMAS = {"rollouts": ROLLOUTS_SCHEMA, "vocab": VOCAB_SCHEMA}
+
+
+def part_schema(part: Part, columns: Sequence[str]) -> Any:
+    """Arrow schema of a part that holds these columns."""
+    fields = [(name, pa.large_list(part[name].type)) for name in columns]
+    return pa.schema([("rollout_id", pa.large_string()), *fields])
+
+
+def find_part(parts: Mapping[str, Part], name: str, columns: Sequence[str], owner: str) -> Part:
+    """Look up a part and refuse unknown or missing columns."""
+    if name not in parts:
+        raise ValueError(f"{owner}: found part {name!r}; allowed: {', '.join(parts)}")
+    part = parts[name]
+    if not columns:
+        raise ValueError(f"{owner}: part {name!r} has no columns; allowed: {', '.join(part)}")
+    for column in columns:
+        if column not in part:
+            raise ValueError(f"{owner}: part {name!r}: found column {column!r}; allowed: {', '.join(part)}")
+    for column, spec in part.items():
+        if spec.required and column not in columns:
+            raise ValueError(f"{owner}: part {name!r}: column {column!r} is missing; found: {', '.join(columns)}")
+    return part
+
+
+def check_name(name: str) -> str:
+    """Refuse a drafter name that is no plain folder name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    str
+        The name.
+
+    Raises
+    ------
+    ValueError
+        If it is not 1 to 64 letters, digits, ``.``, ``_`` or ``-``, beginning with a letter or digit.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> ms.store.check_name("llama-1b.q4")
+    'llama-1b.q4'
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(
+            f"drafter name: found {name!r}; allowed: 1 to 64 letters, digits, '.', '_', '-', "
+            "the first a letter or digit"
+        )
+    return name

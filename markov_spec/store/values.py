@@ -1,0 +1,138 @@
+"""Types, shapes and ranges of a part's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from markov_spec.arrays import Array, as_float, locate
+from markov_spec.store.schema import FLOAT, NO_TOKEN, Column, Part
+
+Columns = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rollouts ``first..last-1`` of a store, and where their source rows lie.
+
+    ``starts[i]`` is the first source row of the store's rollout ``i``; None: the source is in the store's order.
+    ``depth`` is the recorded ``K`` of a block drafter, else None. ``vocab_size`` bounds list ids; None: no bound, as
+    a drafter's vocabulary may be padded wider than the target's. ``owner`` is named in errors.
+    """
+
+    owner: str
+    ids: Sequence[str]
+    indptr: Array
+    depth: int | None
+    first: int
+    last: int
+    starts: Array | None = None
+    vocab_size: int | None = None
+
+    @property
+    def offsets(self) -> Array:
+        """Positions of these rollouts, counted over the store."""
+        return self.indptr[self.first : self.last + 1]
+
+    def take(self, values: Any) -> Any:
+        """Source rows of these rollouts, in the store's order."""
+        low, high = int(self.offsets[0]), int(self.offsets[-1])
+        if self.starts is None:
+            return values[low:high]
+        shift = self.starts[self.first : self.last] - self.offsets[:-1]
+        return values[np.arange(low, high) + np.repeat(shift, np.diff(self.offsets))]
+
+    def inside(self, column: Column, shape: tuple[int, ...]) -> Array:
+        """Which cells lie inside their rollout, broadcastable to ``shape``."""
+        axes = column.trailing_axes(self.depth)
+        if not axes or axes[0] == "entry":
+            return np.ones((1,) * len(shape), dtype=bool)
+        left = np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(self.offsets[0], self.offsets[-1])
+        mask: Array = np.arange(1, shape[1] + 1) <= left[:, None]
+        return mask.reshape(mask.shape + (1,) * (len(shape) - 2))
+
+    def refuse(self, bad: Array, values: Array, column: Column, where: str, allowed: str) -> None:
+        """Raise for the first bad cell, named by rollout, position, depth and entry."""
+        if not bad.any():
+            return
+        cell = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
+        at = [locate(self.indptr, int(self.offsets[0]) + cell[0], self.ids)]
+        for axis, i in zip(column.trailing_axes(self.depth), cell[1:], strict=False):
+            at.append(f"{'entry' if axis == 'entry' else 'depth'} {i + 1}")
+        raise ValueError(f"{where}: {', '.join(at)}: found {values[cell]}; allowed: {allowed}")
+
+
+def spans(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
+    """Cut rollouts of ``sizes`` bytes into runs of at most ``limit`` bytes, a rollout at least."""
+    first = total = 0
+    for i, size in enumerate(sizes.tolist()):
+        if total + size > limit and i > first:
+            yield first, i
+            first, total = i, 0
+        total += size
+    if first < len(sizes):
+        yield first, len(sizes)
+
+
+def trailing_sizes(part: Part, columns: Columns, rows: int, depth: int | None, where: str) -> dict[str, list[int]]:
+    """Check shapes against the part's axes; give each column's sizes after the position."""
+    sizes: dict[str, list[int]] = {}
+    known = {} if depth is None else {"block": depth}
+    for name, values in columns.items():
+        axes = part[name].trailing_axes(depth)
+        found = tuple(int(n) for n in values.shape)
+        wanted = (rows, *(known.get(axis, -1) for axis in axes))
+        if len(found) != len(wanted) or any(w not in (-1, n) for n, w in zip(found, wanted, strict=True)):
+            letters = ", ".join(str(known.get(axis, "M" if axis == "entry" else "K")) for axis in axes)
+            raise ValueError(f"{where}: {name}: found shape {found}; allowed: ({rows}, {letters}), a row per position")
+        known.update(zip(axes, found[1:], strict=True))
+        sizes[name] = list(found[1:])
+    return sizes
+
+
+def _convert(values: Any, column: Column, where: str) -> Array:
+    if column.type == FLOAT:
+        # A log-probability below -3e38 rounds to -inf; the range check that follows judges it.
+        with np.errstate(over="ignore"):
+            return as_float(values, where).astype(np.float32, copy=False)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{where}: found dtype {array.dtype}; allowed: integers")
+    return array
+
+
+def _check_lists(columns: Mapping[str, Array], part: Part, rows: Rows, where: str) -> None:
+    ids, name = columns["ids"], "log_p" if "log_p" in columns else "log_q"
+    logs, column = columns[name], part[name]
+    ordered = np.sort(ids, axis=-1)
+    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != NO_TOKEN)).any(axis=-1)
+    rows.refuse(twice, ids, column, f"{where}: ids", "each id once in a list")
+    rises = np.zeros(ids.shape, dtype=bool)
+    rises[..., 1:] = logs[..., 1:] > logs[..., :-1]
+    rows.refuse(rises, logs, column, f"{where}: {name}", "no more than the entry before it")
+    orphans = (ids == NO_TOKEN) & (logs > -np.inf)
+    rows.refuse(orphans, logs, column, f"{where}: {name}", f"-inf where the id is {NO_TOKEN}")
+
+
+def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[str, Array]:
+    """Validate the values of some rollouts and give them in the types of the schema, filled past the ends."""
+    out: dict[str, Array] = {}
+    for name, given in columns.items():
+        column, what = part[name], f"{where}: {name}"
+        values = _convert(given, column, what)
+        high = column.high
+        if name == "drafted" and rows.depth is not None:
+            high = rows.depth
+        elif name == "ids" and rows.vocab_size is not None:
+            high = rows.vocab_size - 1
+        inside = rows.inside(column, values.shape)
+        bad = ~((values >= column.low - column.slack) & (values <= high + column.slack)) & inside
+        rows.refuse(bad, values, column, what, f"{column.low:.10g} to {high:.10g}")
+        typed = np.ascontiguousarray(values, dtype=column.type.to_pandas_dtype())
+        out[name] = typed if inside.all() else np.where(inside, typed, typed.dtype.type(column.fill))
+    if "ids" in out:
+        _check_lists(out, part, rows, where)
+    return out

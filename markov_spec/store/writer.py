@@ -1,0 +1,207 @@
+"""Writing a store, and adding drafters to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from markov_spec.arrays import Array, Drafts, Rollouts, as_float, check_indptr, locate
+from markov_spec.store.encode import write_drafter, write_target, write_vocab
+from markov_spec.store.files import check_text
+from markov_spec.store.install import whole_folder
+from markov_spec.store.manifest import MANIFEST, fingerprint, write_manifest
+from markov_spec.store.metadata import checked_metadata
+from markov_spec.store.reader import Store, open_store, open_target
+from markov_spec.store.schema import STORE_FORMAT, check_name
+from markov_spec.store.values import Columns
+
+
+def write_store(
+    path: str | Path,
+    *,
+    rollout_ids: Sequence[str],
+    prompt_ids: Sequence[str],
+    tokens: Array,
+    indptr: Array,
+    log_p: Array,
+    drafters: Mapping[str, Drafts] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    prompt_tokens: Sequence[Array] | None = None,
+    benchmarks: Sequence[str] | None = None,
+    finish_reasons: Sequence[str] | None = None,
+    turns: Sequence[int] | None = None,
+    parts: Mapping[str, Columns] | None = None,
+    vocab: Mapping[int, str] | None = None,
+    overwrite: bool = False,
+) -> Store:
+    """Write what the target said and what each drafter would have said to a new folder.
+
+    The folder appears whole or not at all: an interrupted write leaves nothing, or the store that stood there.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's folder.
+    rollout_ids : sequence of str, (R,)
+        Unique.
+    prompt_ids : sequence of str, (R,)
+    tokens : array of int, (N,)
+        Generated token ids of all rollouts, one after the other.
+    indptr : array of int64, (R+1,)
+        Rollout ``i`` owns the positions ``indptr[i]:indptr[i+1]``.
+    log_p : array of float, (N,)
+        Log-probability (nats) of each generated token under the distribution the target decodes with. Floats are
+        stored as float32; float64 is rounded.
+    drafters : mapping of str to Drafts, optional
+        By the name each of them carries; aligned by id as in ``add_drafter``.
+    metadata : mapping, optional
+        Known keys: ``target``, ``target_fingerprint``, ``tokenizer``, ``tokenizer_fingerprint`` (text), ``vocab_size``
+        (above every token id), ``stop_ids`` (list of int), ``sampling`` (``temperature``, ``top_k``, ``top_p``,
+        ``order``), ``logprob_space`` (``"raw"`` or ``"processed"``). Other keys are kept as they are.
+    prompt_tokens : sequence of int arrays, (R,), optional
+        What the target read before each rollout; empty by default.
+    benchmarks : sequence of str, (R,), optional
+        ``"all"`` by default.
+    finish_reasons : sequence of str, (R,), optional
+    turns : sequence of int, (R,), optional
+    parts : mapping, optional
+        The target's optional parts, a row per position: ``{"divergence": {"entropy": (N,), "varentropy": (N,)},
+        "lists": {"ids": (N, M), "log_p": (N, M), "tail_mass": (N,)}}``. Lists are sorted by value, largest first; id
+        -1 with ``-inf`` is no entry.
+    vocab : mapping of int to str, optional
+        Text of tokens; the ids that occur in tokens, prompts or lists are kept.
+    overwrite : bool
+        Replace the store, with its drafters, that stands at ``path``.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    ValueError
+        On values that are no log-probabilities, shapes that disagree, ids that differ, an existing ``path``.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, markov_spec as ms
+    >>> drafts = ms.Drafts("quant5", "autoregressive", "rejection", np.log([.5, .8, .4]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
+    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
+    ...     store.rollouts(), store.drafters
+    (Rollouts(1 rollout, 3 tokens, 1 prompt, benchmarks: all), ('quant5',))
+    """
+    root = Path(path).resolve()
+    _check_free(root, overwrite)
+    count = check_indptr(indptr).size - 1
+    rollouts = Rollouts(
+        rollout_ids,
+        prompt_ids,
+        ["all"] * count if benchmarks is None else benchmarks,
+        [np.zeros(0, dtype=np.int32)] * count if prompt_tokens is None else prompt_tokens,
+        tokens,
+        _rounded(log_p),
+        indptr,
+        finish_reasons,
+        turns,
+    )
+    facts, drafters, parts = checked_metadata(metadata or {}), drafters or {}, parts or {}
+    _check_vocab_size(rollouts, facts.get("vocab_size"))
+    for name, drafts in drafters.items():
+        if drafts.name != check_name(name):
+            raise ValueError(f"drafters: {name!r} holds the drafts of {drafts.name!r}; allowed: one name for both")
+    check_text(rollouts.ids, "rollout id")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    mark = fingerprint(rollouts)
+    with whole_folder(root) as folder:
+        entries = write_target(folder, rollouts, parts, facts.get("vocab_size"))
+        if vocab is not None:
+            entries["vocab"] = write_vocab(folder, vocab, _occurring(rollouts, parts, drafters))
+        (folder / "drafters").mkdir()
+        for name, drafts in drafters.items():
+            (folder / "drafters" / name).mkdir()
+            write_drafter(folder / "drafters" / name, drafts, rollouts.ids, rollouts.indptr, mark)
+        body = {"fingerprint": mark, "rollouts": count, "positions": int(rollouts.tokens.size), "metadata": facts}
+        write_manifest(folder, STORE_FORMAT, {**body, "parts": entries})
+    return open_store(root)
+
+
+def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) -> Store:
+    """Add one drafter's drafts to a store, aligned by rollout id.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's folder; its own manifest is not rewritten.
+    drafts : Drafts
+        With ``ids``, its rollouts may stand in any order; without, its rows stand in the store's order.
+    overwrite : bool
+        Replace the drafter of that name, with its parts.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    ValueError
+        If ids are missing, unknown or doubled, lengths differ, values are no log-probabilities, or the drafter exists.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, markov_spec as ms
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a", "b"], prompt_ids=["p", "p"],
+    ...         tokens=np.array([5, 6, 7]), indptr=[0, 1, 3], log_p=np.log([.5, .9, .4]), drafters={})
+    ...     swapped = ms.Drafts("ngram", "autoregressive", "match", np.array([-2., -3., -1.]), ids=["b", "a"])
+    ...     ms.add_drafter(store.path, swapped).drafter("ngram").log_q
+    array([-1., -2., -3.], dtype=float32)
+    """
+    store = open_target(path)
+    place = store.path / "drafters" / check_name(drafts.name)
+    if place.exists() and not overwrite:
+        raise ValueError(f"{store.path}: drafter {drafts.name!r} exists; pass overwrite=True to replace it")
+    ids, indptr = store.index
+    place.parent.mkdir(exist_ok=True)
+    with whole_folder(place) as folder:
+        write_drafter(folder, drafts, ids, indptr, store.fingerprint)
+    return open_store(store.path)
+
+
+def _check_free(root: Path, overwrite: bool) -> None:
+    if not root.exists():
+        return
+    if not overwrite:
+        raise ValueError(f"{root}: exists; pass overwrite=True to replace a store")
+    if not (root / MANIFEST).is_file():
+        raise ValueError(f"{root}: exists and is no store ({MANIFEST} is missing), so it is not replaced")
+
+
+def _rounded(log_p: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return as_float(log_p, "log_p").astype(np.float32)
+
+
+def _check_vocab_size(rollouts: Rollouts, size: int | None) -> None:
+    if size is None:
+        return
+    bad = rollouts.tokens >= size
+    if bad.any():
+        row = int(np.argmax(bad))
+        where = locate(rollouts.indptr, row, rollouts.ids)
+        raise ValueError(f"tokens: {where}: found {rollouts.tokens[row]}; allowed: below vocab_size {size}")
+    for name, prompt in zip(rollouts.ids, rollouts.prompt_tokens, strict=True):
+        if prompt.size and prompt.max() >= size:
+            raise ValueError(
+                f"prompt tokens: rollout {name!r}, position {int(prompt.argmax())}: found {prompt.max()}; "
+                f"allowed: below vocab_size {size}"
+            )
+
+
+def _occurring(rollouts: Rollouts, parts: Mapping[str, Columns], drafters: Mapping[str, Drafts]) -> set[int]:
+    named = [own.get("lists", {}).get("ids", ()) for own in (parts, *(d.parts for d in drafters.values()))]
+    return {int(i) for ids in (rollouts.tokens, *rollouts.prompt_tokens, *named) for i in np.unique(np.asarray(ids))}

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import markov_spec as ms
+from markov_spec.store import folder as folder_module
+from markov_spec.store.files import file_hash
+from tests.store.sample import N, build, rewrite_manifest, troubles
+
+LAW = "drafters/auto/law-00000.parquet"
+FILES = [
+    "manifest.json",
+    "vocab.parquet",
+    "rollouts/part-00000.parquet",
+    "rollouts/divergence-00000.parquet",
+    "rollouts/lists-00000.parquet",
+    "drafters/auto/manifest.json",
+    "drafters/auto/law-00000.parquet",
+    "drafters/block/manifest.json",
+    "drafters/block/law-00000.parquet",
+    "drafters/block/lists-00000.parquet",
+    "drafters/block/divergence-00000.parquet",
+    "drafters/block/multi-00000.parquet",
+    "drafters/block/tree-rank-00000.parquet",
+]
+
+
+def _read_all(path: Path) -> None:
+    store = ms.open_store(path)
+    store.rollouts(), store.vocab()
+    for name in store.parts:
+        store.part(name)
+    for name in store.drafters:
+        for part in store.drafter_parts(name):
+            store.drafter_part(name, part)
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-9]
+
+
+def _flip(at: float) -> Callable[[bytes], bytes]:
+    def flip(data: bytes) -> bytes:
+        i = min(int(at * len(data)), len(data) - 1)
+        return data[:i] + bytes([data[i] ^ 0x04]) + data[i + 1 :]
+
+    return flip
+
+
+def _errors(path: Path) -> list[str]:
+    return [f.where for f in troubles(path) if f.severity == "error"]
+
+
+def test_layout_against_closed_form(tmp_path: Path) -> None:
+    root = build(tmp_path / "s").path
+    assert sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()) == sorted(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", [_cut, _flip(0.01), _flip(0.3), _flip(0.7), _flip(1), lambda _: b""])
+def test_damaged_file_is_found_and_refused_invariant(tmp_path: Path, file: str, damage: Callable) -> None:
+    root = build(tmp_path / "s").path
+    (root / file).write_bytes(damage((root / file).read_bytes()))
+    (error,) = _errors(root)
+    assert error == file
+    for read in (_read_all, lambda p: ms.open_store(p, verify=True)):
+        with pytest.raises(ValueError, match=str(root)):
+            read(root)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_missing_file_is_found_and_refused_at_opening_invariant(tmp_path: Path, file: str) -> None:
+    root = build(tmp_path / "s").path
+    (root / file).unlink()
+    assert len(_errors(root)) == 1
+    with pytest.raises(ValueError, match="missing"):
+        ms.open_store(root)
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.endswith("parquet")])
+def test_truncated_footer_is_refused_at_opening_invariant(tmp_path: Path, file: str) -> None:
+    root = build(tmp_path / "s").path
+    data = (root / file).read_bytes()
+    (root / file).write_bytes(data[:-9] + bytes(9))  # the size is right, the footer is gone
+    with pytest.raises(ValueError, match=f"{file}: cannot be read as Parquet, truncated or damaged"):
+        ms.open_store(root)
+    (root / file).write_bytes(data[:-9])
+    with pytest.raises(ValueError, match=rf"{file}: found {len(data) - 9} bytes; allowed: {len(data)}"):
+        ms.open_store(root)
+
+
+def test_large_parts_are_hashed_on_demand_only_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = build(tmp_path / "s")
+    monkeypatch.setattr(folder_module, "HASHED_BYTES", 10)
+    monkeypatch.setattr(folder_module, "file_hash", lambda path: "0")
+    store.rollouts()
+    with pytest.raises(ValueError, match="found SHA-256 0"):
+        ms.open_store(store.path, verify=True)
+
+
+def test_other_schema_version_is_refused_invariant(tmp_path: Path) -> None:
+    root = build(tmp_path / "s").path
+    for folder in (root / "drafters" / "auto", root):
+        rewrite_manifest(folder, schema_version=2)
+        with pytest.raises(ValueError, match=f"{folder}/manifest.json: found schema_version 2; allowed: 1"):
+            ms.open_store(root)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "no valid JSON"),
+        ("[1]", "found format 'list'; allowed: 'markov_spec store'"),
+        ("{}", "found format None"),
+        ('{"format": "markov_spec drafter"}', "found format 'markov_spec drafter'"),
+        ('{"format": "markov_spec store", "schema_version": 1}', "checksum differs"),
+    ],
+)
+def test_broken_manifest_is_refused_invariant(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        ms.open_store(tmp_path)
+    assert _errors(tmp_path) == ["manifest.json"]
+
+
+@pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd"])
+def test_manifest_cannot_point_outside_invariant(tmp_path: Path, path: str) -> None:
+    root = build(tmp_path / "s").path
+    parts = json.loads((root / "manifest.json").read_text())["parts"]
+    parts["lists"]["files"][0]["path"] = path
+    rewrite_manifest(root, parts=parts)
+    with pytest.raises(ValueError, match=f"part 'lists': found path '{path}'; allowed: a path inside the folder"):
+        ms.open_store(root)
+
+
+@pytest.mark.parametrize("changes", [{"parts": {"lists": {}}}, {"parts": []}, {"rollouts": "4"}])
+def test_incomplete_manifest_is_refused_invariant(tmp_path: Path, changes: dict) -> None:
+    root = build(tmp_path / "s").path
+    rewrite_manifest(root, **changes)
+    with pytest.raises(ValueError, match=r"incomplete entry|parts: found|rollouts: found '4'"):
+        ms.open_store(root)
+    assert _errors(root) == ["manifest.json"]
+
+
+def test_path_without_a_store_is_refused_invariant(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(ValueError, match=str(path)):
+            ms.open_store(path)
+        assert _errors(path) == ["manifest.json"]
+
+
+def test_drafter_of_another_target_is_refused_invariant(tmp_path: Path) -> None:
+    first = build(tmp_path / "first").path
+    second = build(tmp_path / "second", log_p=np.zeros(N), drafters={}).path
+    shutil.copytree(first / "drafters" / "auto", second / "drafters" / "auto")
+    with pytest.raises(ValueError, match="drafter 'auto' was recorded against other rollouts"):
+        ms.open_store(second)
+    assert _errors(second) == ["drafters/auto/manifest.json"]
+    auto = ms.Drafts("auto", "autoregressive", "match", np.zeros(N))
+    assert ms.add_drafter(second, auto, overwrite=True).drafters == ("auto",)
+
+
+def test_renamed_drafter_folder_is_refused_invariant(tmp_path: Path) -> None:
+    root = build(tmp_path / "s").path
+    (root / "drafters" / "auto").rename(root / "drafters" / "other")
+    with pytest.raises(ValueError, match="found name 'auto'; allowed: 'other', as the folder"):
+        ms.open_store(root)
+
+
+def _rewrite_law(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Replace the law of ``auto`` as another tool might, hash and size right."""
+    home = root / "drafters" / "auto"
+    path = home / "law-00000.parquet"
+    table = change(pq.ParquetFile(path).read(use_threads=False))
+    pq.write_table(table, path)
+    parts = json.loads((home / "manifest.json").read_text())["parts"]
+    entry = {"bytes": path.stat().st_size, "sha256": file_hash(path), "rows": table.num_rows}
+    parts["law"]["files"][0].update(entry)
+    rewrite_manifest(home, parts=parts)
+
+
+def _with_values(values: list[list[float]]) -> Callable[[pa.Table], pa.Table]:
+    return lambda t: t.set_column(1, t.schema.field(1), pa.array(values, pa.large_list(pa.float32())))
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "opens"),
+    [
+        (lambda t: t.take([1, 0, 2, 3]), "rollout ids differ from the store's at rows 0 to 3", True),
+        (lambda t: t.slice(0, 3), r"found 3 rollouts; allowed: 4", True),
+        (lambda t: t.slice(0, 0), r"found 0 rollouts; allowed: 4", True),
+        (_with_values([[-1.0] * n for n in (3, 2, 0, 4)]), "log_q: rollout 'b': found 2 values; allowed: 1", True),
+        (_with_values([[-1.0] * 3, None, [], [-1.0] * 5]), "found 1 null lists; allowed: none", True),
+        (lambda t: t.select(["rollout_id"]), "found schema rollout_id: large_string", False),
+        (lambda t: t.set_column(1, "log_q", t["log_q"].cast(pa.list_(pa.float32()))), "found schema", False),
+    ],
+)
+def test_law_rewritten_by_another_tool_is_refused_invariant(
+    tmp_path: Path, change: Callable, message: str, opens: bool
+) -> None:
+    root = build(tmp_path / "s").path
+    _rewrite_law(root, change)
+    with pytest.raises(ValueError, match=message):
+        ms.open_store(root, verify=True).drafter("auto")
+    if opens:
+        ms.open_store(root, verify=True)
+    (finding,) = troubles(root)
+    assert (finding.severity, finding.where) == ("error", LAW)
+    assert re.search(message, finding.message)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.5])
+def test_bad_value_in_range_is_found_against_closed_form(tmp_path: Path, value: float) -> None:
+    root = build(tmp_path / "s").path
+    _rewrite_law(root, _with_values([[-1.0] * 3, [-1.0], [], [-1.0, -1.0, value, -1.0, -1.0]]))
+    (finding,) = troubles(root)
+    assert (finding.severity, finding.where) == ("error", LAW)
+    assert f"drafter 'auto': law: log_q: rollout 'd', position 2: found {value}" in finding.message
+
+
+def test_wrong_fingerprint_and_counts_are_found_invariant(tmp_path: Path) -> None:
+    root = build(tmp_path / "s", drafters={}).path
+    rewrite_manifest(root, fingerprint="0" * 64, positions=8, rollouts=5)
+    findings = troubles(root)
+    assert [f.message.split(":")[0] for f in findings] == ["rollouts", "positions", "fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"), [({"temperature": 0.7}, ["warning"]), ({"temperature": 0}, []), ({}, [])]
+)
+def test_zero_log_probs_of_a_sampled_store_against_closed_form(tmp_path: Path, sampling: dict, expected: list) -> None:
+    root = build(tmp_path / "s", log_p=np.zeros(N), metadata={"sampling": sampling}).path
+    assert [f.severity for f in troubles(root)] == expected
+
+
+def test_damage_in_many_places_is_listed_whole_invariant(tmp_path: Path) -> None:
+    root = build(tmp_path / "s").path
+    damaged = ["rollouts/part-00000.parquet", "drafters/auto/manifest.json", "drafters/block/lists-00000.parquet"]
+    for file in damaged:
+        (root / file).write_bytes(b"x" + (root / file).read_bytes()[1:])
+    assert _errors(root) == damaged
+
+
+def test_z_statistic_tells_a_fitting_record_from_a_wrong_one_against_closed_form(tmp_path):
+    log_p = np.log(np.array([0.5, 0.25] * 50))
+    spread = {"entropy": np.full(100, 1.04), "varentropy": np.full(100, 0.12)}
+    words = {"rollout_ids": ["a"], "prompt_ids": ["p"], "tokens": np.ones(100, dtype=int), "indptr": [0, 100]}
+    for name, scale, severity, told in (("fits", 1.0, "note", "z-statistic -0.01"), ("cold", 0.7, "warning", "-9.0")):
+        store = ms.write_store(tmp_path / name, **words, log_p=scale * log_p, parts={"divergence": spread})
+        (finding,) = ms.store.check_integrity(store.path)
+        assert finding.severity == severity and told in finding.message
