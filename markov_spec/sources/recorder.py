@@ -1,0 +1,195 @@
+"""Record a target and its drafters: generate, score every drafter teacher-forced, write the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from markov_spec.arrays import Array, Drafts
+from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, parse_drafter, parse_target
+from markov_spec.sources.generate import generate
+from markov_spec.sources.models import CausalLM, read_prompts
+from markov_spec.sources.reduce import Columns, Kept, Pile, drafter_columns, score_target, target_columns
+from markov_spec.sources.sampling import Sampling
+from markov_spec.store import Store, check_name, write_store
+
+
+def record(
+    target: str | CausalLM,
+    drafters: Mapping[str, str | Drafter],
+    prompts: str | Path,
+    out: str | Path,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    max_new_tokens: int = 256,
+    rollouts_per_prompt: int = 1,
+    seed: int = 0,
+    batch_size: int = 16,
+    target_top: int = 0,
+    drafter_top: int = 0,
+    divergence: bool = False,
+    progress: bool = True,
+) -> Store:
+    """Generate the target's rollouts, score every drafter on them and write a store.
+
+    Parameters
+    ----------
+    target : str or CausalLM
+        ``hf:PATH``, or a loaded model.
+    drafters : mapping of str to str, CausalLM, Lookup or BlockDrafter
+        Name -> spec (see ``markov-spec record --help``) or the drafter itself.
+    prompts : path
+        JSON lines, each with ``messages``, ``prompt`` or ``prompt_tokens``; optional ``id`` and ``benchmark``.
+    out : path
+        The store to write; must not exist.
+    temperature, top_k, top_p : float, int, float
+        Sampling of target and drafters alike, applied in this order; temperature 0 is greedy.
+    max_new_tokens : int
+    rollouts_per_prompt : int
+    seed : int
+        Every rollout's draws depend on (seed, prompt, repetition) alone.
+    batch_size : int
+        Prompts decoded together.
+    target_top, drafter_top : int
+        Keep lists of that many likeliest tokens of the plain softmax at each position (each depth for a block drafter).
+    divergence : bool
+        Keep each drafter's overlap with the target (of the decoding distributions), and the Kullback-Leibler
+        divergences both ways and entropy of the plain softmax, in nats.
+    progress : bool
+        Show progress bars on stderr.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    ValueError
+        On specs, prompts or settings that are not understood, and before any model runs if ``out`` exists.
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    kept = Kept(target_top, drafter_top, divergence)
+    _check_request(out, drafters, sampling, max_new_tokens, rollouts_per_prompt, batch_size)
+    model = parse_target(target) if isinstance(target, str) else target
+    chosen = {name: parse_drafter(d, model) if isinstance(d, str) else d for name, d in drafters.items()}
+    for name, drafter in chosen.items():
+        if isinstance(drafter, CausalLM) and drafter.vocab_size != model.vocab_size:
+            raise ValueError(
+                f"drafter {name!r}: found {drafter.vocab_size} token ids; allowed: the target's {model.vocab_size}"
+            )
+    asked = read_prompts(prompts, model.tokenizer)
+    runs = [(prompt, i, j) for i, prompt in enumerate(asked) for j in range(rollouts_per_prompt)]
+    with _bars(progress) as bars:
+        task = bars.add_task("rollouts", total=len(runs))
+        rollouts = generate(
+            model,
+            [prompt.tokens for prompt, _, _ in runs],
+            seeds=[(seed, i, j) for _, i, j in runs],
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            advance=lambda count: bars.advance(task, count),
+        )
+        task = bars.add_task("drafters", total=len(runs))
+        piles = {name: Pile() for name in chosen}
+        own, apart = Pile(), 0.0
+        reads_hidden = any(isinstance(d, BlockDrafter) and d.hidden_layers for d in chosen.values())
+        for (prompt, _, _), rollout in zip(runs, rollouts, strict=True):
+            scored = score_target(model, prompt.tokens, rollout.tokens, sampling, hidden=reads_hidden)
+            own.add(target_columns(scored, kept))
+            apart = max(apart, scored.apart_from(rollout.log_p))
+            for name, drafter in chosen.items():
+                piles[name].add(drafter_columns(drafter, scored, kept, model.stop_ids))
+            bars.advance(task)
+    drafts = {name: _drafts(name, chosen[name], piles[name].stacked(), sampling) for name in chosen}
+    metadata = {
+        "target": model.name,
+        "target_fingerprint": model.fingerprint(),
+        "tokenizer": type(model.tokenizer).__name__,
+        "tokenizer_fingerprint": model.tokenizer_fingerprint(),
+        "vocab_size": model.vocab_size,
+        "stop_ids": list(model.stop_ids),
+        "sampling": sampling.to_metadata(),
+        "logprob_space": "processed",
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "scored_apart": apart,
+    }
+    lengths = [len(r.tokens) for r in rollouts]
+    tokens = np.array([t for r in rollouts for t in r.tokens], dtype=np.int32)
+    parts = own.stacked()
+    listed = [d.parts["lists"]["ids"] for d in drafts.values() if "lists" in d.parts]
+    listed += [parts["lists"]["ids"]] if "lists" in parts else []
+    return write_store(
+        out,
+        rollout_ids=[f"{prompt.id}/{j}" for prompt, _, j in runs],
+        prompt_ids=[prompt.id for prompt, _, _ in runs],
+        benchmarks=[prompt.benchmark for prompt, _, _ in runs],
+        prompt_tokens=[np.array(prompt.tokens, dtype=np.int32) for prompt, _, _ in runs],
+        tokens=tokens,
+        indptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        log_p=np.array([v for r in rollouts for v in r.log_p], dtype=np.float32),
+        finish_reasons=[r.finish_reason for r in rollouts],
+        drafters=drafts,
+        metadata=metadata,
+        parts=parts,
+        vocab=_vocab(model, [tokens, *(np.array(p.tokens) for p in asked), *listed]),
+    )
+
+
+def _check_request(
+    out: str | Path, drafters: Mapping[str, Any], sampling: Sampling, length: int, repeats: int, batch: int
+) -> None:
+    if Path(out).exists():
+        raise ValueError(f"{out}: already exists; allowed: a new folder")
+    for name in drafters:
+        check_name(name)
+    for setting, found in (("max_new_tokens", length), ("rollouts_per_prompt", repeats), ("batch_size", batch)):
+        if found < 1:
+            raise ValueError(f"{setting}: found {found}; allowed: 1 or more")
+    if sampling.greedy and repeats > 1:
+        raise ValueError(f"rollouts_per_prompt: found {repeats} at temperature 0, where all are equal; allowed: 1")
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
+        yield bars
+
+
+def _drafts(name: str, drafter: Drafter, columns: Columns, sampling: Sampling) -> Drafts:
+    law = columns.pop("law")
+    deterministic = sampling.greedy or isinstance(drafter, Lookup)
+    return Drafts(
+        name,
+        "autoregressive" if isinstance(drafter, CausalLM) else "block",
+        "match" if deterministic else "rejection",
+        law["log_q"],
+        law["rank"],
+        law.get("drafted"),
+        parts=columns,
+        metadata=_drafter_metadata(drafter, sampling),
+    )
+
+
+def _drafter_metadata(drafter: Drafter, sampling: Sampling) -> dict[str, Any]:
+    if isinstance(drafter, Lookup):
+        return {"source": f"ngram:{drafter.ngram},{drafter.depth}"}
+    if isinstance(drafter, CausalLM):
+        return {"source": drafter.name, "fingerprint": drafter.fingerprint(), "sampling": sampling.to_metadata()}
+    return {"source": f"py:{type(drafter).__module__}:{type(drafter).__name__}", "sampling": sampling.to_metadata()}
+
+
+def _vocab(target: CausalLM, ids: Sequence[Array]) -> dict[int, str]:
+    occurring = sorted({int(i) for array in ids for i in np.unique(array) if i >= 0})
+    texts = target.tokenizer.batch_decode([[i] for i in occurring])
+    return dict(zip(occurring, texts, strict=True))

@@ -1,0 +1,227 @@
+"""From logits to the distribution that tokens are drawn from, and what the record keeps of it.
+
+The order of the transforms is temperature, top-k, top-p, as in ``transformers``; it is written into the store. Order
+among equals is everywhere *value down, id up*: the first of equal maxima is the argmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ORDER = ("temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Parameters
+    ----------
+    temperature : float
+        0 is greedy: the distribution is one-hot at the argmax.
+    top_k : int
+        Keep the ``k`` likeliest tokens; 0 keeps all.
+    top_p : float
+        Keep the smallest set of likeliest tokens whose probability reaches ``top_p``; 1 keeps all.
+
+    Raises
+    ------
+    ValueError
+        Naming the setting, what was found and what is allowed.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: found {self.temperature}; allowed: 0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: found {self.top_k}; allowed: 0 (keep all) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: found {self.top_p}; allowed: above 0, at most 1 (keep all)")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the temperature is 0."""
+        return self.temperature == 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the plain softmax."""
+        return self == Sampling()
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Give the settings with their order, as the store's manifest holds them."""
+        return {**asdict(self), "order": list(ORDER)}
+
+
+def argmax(values: Tensor) -> Tensor:
+    """Index of the largest value along the last axis, the first of equals; ``torch.argmax`` promises no order.
+
+    Parameters
+    ----------
+    values : Tensor, (..., V)
+
+    Returns
+    -------
+    Tensor of int64, (...)
+
+    Raises
+    ------
+    ValueError
+        On NaN.
+
+    Examples
+    --------
+    >>> import torch
+    >>> int(argmax(torch.tensor([1., 3., 3., 2.])))
+    1
+    """
+    best = values.amax(-1, keepdim=True)
+    if torch.isnan(best).any():
+        raise ValueError("logits: found NaN; allowed: numbers and -inf")
+    ids = torch.arange(values.shape[-1], device=values.device)
+    return torch.where(values == best, ids, values.shape[-1]).amin(-1)
+
+
+def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probabilities (nats, float32) of the distribution that ``sampling`` draws from.
+
+    Parameters
+    ----------
+    logits : Tensor, (..., V)
+        Logits or log-probabilities, of any float type.
+    sampling : Sampling
+
+    Returns
+    -------
+    Tensor of float32, (..., V)
+        ``-inf`` for tokens that a filter removes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> logits = torch.tensor([1., 0., -1., -2.])
+    >>> log_probs(logits, Sampling(temperature=.5)).exp().numpy().round(4)
+    array([0.865 , 0.1171, 0.0158, 0.0021], dtype=float32)
+    """
+    logits = logits.float()
+    if sampling.greedy:
+        one_hot = torch.full_like(logits, -torch.inf)
+        return one_hot.scatter_(-1, argmax(logits)[..., None], 0.0)
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+        if 0 < sampling.top_k < values.shape[-1]:
+            values[..., sampling.top_k :] = -torch.inf
+        if sampling.top_p < 1:
+            before = torch.softmax(values, -1).cumsum(-1).roll(1, -1)
+            before[..., 0] = 0
+            values = values.masked_fill(before >= sampling.top_p, -torch.inf)
+        logits = torch.empty_like(values).scatter_(-1, ids, values)
+    return torch.log_softmax(logits, -1)
+
+
+def draw(log_p: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw a token from each row by inverting the cumulative distribution in float64.
+
+    Parameters
+    ----------
+    log_p : Tensor, (B, V)
+        Log-probabilities, nats.
+    uniforms : Tensor of float64, (B,)
+        In [0, 1).
+
+    Returns
+    -------
+    Tensor of int64, (B,)
+        Tokens of positive probability.
+    """
+    cumulative = log_p.double().exp().cumsum(-1)
+    at = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    return at.clamp_max(log_p.shape[-1] - 1)
+
+
+def rank(values: Tensor, tokens: Tensor) -> Tensor:
+    """1-based rank of a token in each row, by value down and id up.
+
+    Parameters
+    ----------
+    values : Tensor, (n, V)
+    tokens : Tensor of int64, (n,)
+
+    Returns
+    -------
+    Tensor of int64, (n,)
+    """
+    own = values.gather(-1, tokens[:, None])
+    ids = torch.arange(values.shape[-1], device=values.device)
+    return 1 + ((values > own) | ((values == own) & (ids < tokens[:, None]))).sum(-1)
+
+
+def top_list(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Give the ``count`` largest entries of each row, by value down and id up, on any device.
+
+    Parameters
+    ----------
+    values : Tensor, (n, V)
+    count : int
+
+    Returns
+    -------
+    ids : Tensor of int64, (n, count)
+    values : Tensor, (n, count)
+
+    Examples
+    --------
+    >>> import torch
+    >>> top_list(torch.tensor([[3., 2., 3., 2., 1., 1.]]), 3)[0]
+    tensor([[0, 2, 1]])
+    """
+    count = min(count, values.shape[-1])
+    best, ids = torch.topk(values, count, dim=-1)
+    tied = (values >= best[:, -1:]).sum(-1) > count
+    if tied.any():  # topk may keep any of the equals at the cut
+        ids[tied] = torch.sort(values[tied], dim=-1, descending=True, stable=True).indices[:, :count]
+    ids = ids.sort(-1).values
+    by_value = torch.sort(values.gather(-1, ids), dim=-1, descending=True, stable=True)
+    return ids.gather(-1, by_value.indices), by_value.values
+
+
+def entropy(log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy (nats) and variance of ``-log p`` (nats squared) of each row.
+
+    Parameters
+    ----------
+    log_p : Tensor, (n, V)
+
+    Returns
+    -------
+    entropy, varentropy : Tensor of float32, (n,)
+    """
+    p = log_p.exp()
+    surprise = torch.where(p > 0, -log_p, 0.0)
+    mean = (p * surprise).sum(-1)
+    return mean, (p * (surprise - mean[:, None]).square()).sum(-1)
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``KL(p || q)`` of each row, nats; infinite where ``q`` misses mass of ``p``.
+
+    Parameters
+    ----------
+    log_p, log_q : Tensor, (n, V)
+
+    Returns
+    -------
+    Tensor of float32, (n,)
+    """
+    p = log_p.exp()
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).clamp_min(0)
