@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+pytest_plugins = ["tests.tiny_model"]
 settings.register_profile("markov_spec", deadline=None, derandomize=True)
 settings.load_profile("markov_spec")
 

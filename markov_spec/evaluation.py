@@ -1,0 +1,345 @@
+"""The verb ``evaluate``: read a drafter from a store, make its round law, solve, aggregate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from markov_spec.acceptance import RULES, round_law
+from markov_spec.arrays import Array, Drafts, Exactness, Rollouts, RoundLaw
+from markov_spec.chain import solve
+from markov_spec.metrics import conditional_rates, pooled_length, unconditional_rates
+from markov_spec.store import Store, open_store
+
+DEFAULT_DRAFT_LENGTH = 5
+CHUNK_BYTES = 64 << 20
+
+
+class ContenderError(ValueError):
+    """A contender that the store or the rules do not know."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is evaluated: a drafter with a way of drafting and verifying.
+
+    Parameters
+    ----------
+    drafter : str
+        Name in the store.
+    rule : str, optional
+        Acceptance rule; the drafter's own by default. A deterministic drafter's is ``"match"`` whatever is asked for.
+    draft_length : int, optional
+        ``K``; by default what was recorded for a block drafter, 5 for an autoregressive one.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> ms.Contender.parse("block:K=7,rule=block")
+    Contender(drafter='block', rule='block', draft_length=7)
+    """
+
+    drafter: str
+    rule: str | None = None
+    draft_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and self.rule not in RULES:
+            raise ContenderError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(RULES)}")
+        if self.draft_length is not None and self.draft_length < 0:
+            raise ContenderError(f"contender {self}: found draft length {self.draft_length}; allowed: 0 or more")
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """Read ``NAME`` or ``NAME:K=7,rule=block``.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Contender
+
+        Raises
+        ------
+        ContenderError
+            Saying which setting was not understood.
+        """
+        name, _, rest = text.partition(":")
+        settings: dict[str, Any] = {}
+        for item in rest.split(",") if rest else []:
+            key, _, value = item.partition("=")
+            if key == "K" and value.isascii() and value.isdigit():
+                settings["draft_length"] = int(value)
+            elif key == "rule" and value:
+                settings["rule"] = value
+            else:
+                raise ContenderError(f"contender {text!r}: found {item!r}; allowed: NAME, or NAME:K=7,rule=block")
+        return cls(name, **settings)
+
+    def __str__(self) -> str:
+        settings = {"K": self.draft_length, "rule": self.rule}
+        given = ",".join(f"{key}={value}" for key, value in settings.items() if value is not None)
+        return f"{self.drafter}:{given}" if given else self.drafter
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Expected decoding rounds of one contender on every rollout of a store.
+
+    Parameters
+    ----------
+    contender : str
+    drafter : str
+    rule : str
+        The rule that decided; ``"match"`` for a deterministic drafter.
+    draft_length : int
+    exactness : {"exact", "bound", "heuristic", "teacher-forced"}
+    first_start : int
+    ids, prompt_ids, benchmarks : tuple of str, (R,)
+    committed : ndarray, (R,)
+        Tokens to decode.
+    rounds : ndarray, (R,)
+        Expected rounds.
+    variance : ndarray, (R,)
+        Variance of the rounds given the rollout: decoding luck.
+    drafted : ndarray, (R,)
+        Expected drafts proposed.
+    accepted_histogram : ndarray, (R, K+1)
+        Expected rounds that accept exactly ``k`` drafts, an accepted end token counted.
+    tested : ndarray, (R, K)
+        Expected rounds that test depth ``k``.
+    """
+
+    contender: str
+    drafter: str
+    rule: str
+    draft_length: int
+    exactness: Exactness
+    first_start: int
+    ids: tuple[str, ...]
+    prompt_ids: tuple[str, ...]
+    benchmarks: tuple[str, ...]
+    committed: Array
+    rounds: Array
+    variance: Array
+    drafted: Array
+    accepted_histogram: Array
+    tested: Array
+
+    @property
+    def pooled_length(self) -> float | None:
+        """Committed tokens per round over all rollouts, the target's own token included."""
+        return pooled_length(self.committed, self.rounds)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Give one row per rollout.
+
+        Returns
+        -------
+        polars.DataFrame
+            rollout, prompt, benchmark, committed_tokens, expected_rounds, variance, drafted, accepted_histogram.
+        """
+        return pl.DataFrame(
+            {
+                "rollout": self.ids,
+                "prompt": self.prompt_ids,
+                "benchmark": self.benchmarks,
+                "committed_tokens": self.committed.astype(np.int64),
+                "expected_rounds": self.rounds,
+                "variance": self.variance,
+                "drafted": self.drafted,
+                "accepted_histogram": pl.Series(self.accepted_histogram.tolist(), dtype=pl.List(pl.Float64)),
+            },
+            schema_overrides={name: pl.String for name in ("rollout", "prompt", "benchmark")},
+        )
+
+    def results(self, *, by: Literal["benchmark"] | None = None) -> list[dict[str, Any]]:
+        """Give the aggregates as plain values, ready for JSON.
+
+        Parameters
+        ----------
+        by : {"benchmark"}, optional
+            One result for each benchmark, in order of appearance, rather than one over all rollouts.
+
+        Returns
+        -------
+        list of dict
+            contender, drafter, rule, draft_length, exactness, [benchmark,] rollouts, committed_tokens,
+            expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram.
+        """
+        if by is None:
+            return [self._result(np.ones(len(self.ids), dtype=bool), {})]
+        names = np.array(self.benchmarks, dtype=object)
+        return [self._result(names == name, {"benchmark": name}) for name in dict.fromkeys(self.benchmarks)]
+
+    def _result(self, chosen: Array, group: dict[str, str]) -> dict[str, Any]:
+        histogram = self.accepted_histogram[chosen].sum(0)
+        return {
+            "contender": self.contender,
+            "drafter": self.drafter,
+            "rule": self.rule,
+            "draft_length": self.draft_length,
+            "exactness": self.exactness,
+            **group,
+            "rollouts": int(chosen.sum()),
+            "committed_tokens": int(self.committed[chosen].sum()),
+            "expected_rounds": math.fsum(self.rounds[chosen]),
+            "pooled_length": pooled_length(self.committed[chosen], self.rounds[chosen]),
+            "acceptance_by_depth": {
+                "unconditional": unconditional_rates(histogram),
+                "conditional": conditional_rates(histogram, self.tested[chosen].sum(0)),
+            },
+            "accepted_histogram": histogram.tolist(),
+        }
+
+    def summary(self, *, by: Literal["benchmark"] | None = None) -> pl.DataFrame:
+        """Give the aggregates as one row, or one row per benchmark.
+
+        Parameters
+        ----------
+        by : {"benchmark"}, optional
+
+        Returns
+        -------
+        polars.DataFrame
+            As `results`, with the rates in the list columns ``unconditional`` and ``conditional``.
+        """
+        rows = []
+        for result in self.results(by=by):
+            rates = result.pop("acceptance_by_depth")
+            rows.append({**result, **rates})
+        lists = {name: pl.List(pl.Float64) for name in ("unconditional", "conditional", "accepted_histogram")}
+        return pl.DataFrame(rows, schema_overrides={"pooled_length": pl.Float64, **lists})
+
+    def _headline(self) -> str:
+        length = "no rounds" if self.pooled_length is None else f"{self.pooled_length:.4f} tokens per round"
+        return (
+            f"{self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
+            f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, {len(self.ids)} rollouts)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self._headline()})"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+
+def evaluate(store: Store | str | Path, contender: Contender | str, *, first_start: int = 0) -> Evaluation:
+    """Compute the exact expected decoding rounds of a contender on every rollout of a store.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        A drafter's name, ``"block:K=7"``, ``"quant5:K=4,rule=block"``, or a `Contender`.
+    first_start : int
+        0: the first token is drafted too; 1: the prefill emits it.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ContenderError
+        If the store has no such drafter, or its record is shorter than the draft length.
+    ValueError
+        If the store is damaged.
+
+    Notes
+    -----
+    ``O(N K)``; laws are made for chunks of rollouts of at most 64 MB.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, markov_spec as ms
+    >>> drafts = ms.Drafts("quant5", "autoregressive", "rejection", np.log([.25, .9, .4]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
+    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
+    ...     ms.evaluate(store, "quant5:K=2")
+    Evaluation(quant5:K=2: 2.0000 tokens per round (exact; rule rejection, K=2, 3 tokens in 1.50 expected rounds,
+    1 rollouts))
+    """
+    store = store if isinstance(store, Store) else open_store(store)
+    chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
+    if chosen.drafter not in store.drafters:
+        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
+        raise ContenderError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
+    rollouts, drafts = store.rollouts(), store.drafter(chosen.drafter)
+    rule, depth = _settle(chosen, drafts)
+    solved = [
+        solve(_law(rollouts, drafts, rule, depth, first, last), first_start=first_start)
+        for first, last in _chunks(rollouts, depth)
+    ]
+
+    def stack(name: str) -> Array:
+        return np.concatenate([getattr(rounds, name) for rounds in solved])
+
+    return Evaluation(
+        contender=str(chosen),
+        drafter=chosen.drafter,
+        rule=rule,
+        draft_length=depth,
+        exactness=RULES[rule].exactness,
+        first_start=first_start,
+        ids=tuple(rollouts.ids),
+        prompt_ids=tuple(rollouts.prompt_ids),
+        benchmarks=tuple(rollouts.benchmarks),
+        committed=stack("committed"),
+        rounds=stack("expected"),
+        variance=stack("variance"),
+        drafted=stack("drafted"),
+        accepted_histogram=stack("accepted_histogram"),
+        tested=stack("tested"),
+    )
+
+
+def _settle(contender: Contender, drafts: Drafts) -> tuple[str, int]:
+    rule = contender.rule or drafts.rule
+    if drafts.rule == "match" and rule != "none":
+        rule = "match"
+    if rule == "none":
+        return rule, 0
+    recorded = drafts.depth
+    depth = contender.draft_length
+    if depth is None:
+        depth = DEFAULT_DRAFT_LENGTH if recorded is None else recorded
+    elif recorded is not None and depth > recorded:
+        raise ContenderError(
+            f"contender {contender}: found draft length {depth}; allowed: at most the recorded {recorded}"
+        )
+    return rule, depth
+
+
+def _chunks(rollouts: Rollouts, depth: int) -> Iterator[tuple[int, int]]:
+    rows = max(1, CHUNK_BYTES // (8 * max(depth, 1)))
+    first, count = 0, len(rollouts)
+    while first < count or first == 0:
+        last = int(np.searchsorted(rollouts.indptr, rollouts.indptr[first] + rows, side="right")) - 1
+        last = min(max(last, first + 1), count)
+        yield first, last
+        first = max(last, 1)
+
+
+def _law(rollouts: Rollouts, drafts: Drafts, rule: str, depth: int, first: int, last: int) -> RoundLaw:
+    indptr = rollouts.indptr[first : last + 1]
+    rows = slice(int(indptr[0]), int(indptr[-1]))
+    length: int | Array = depth
+    if drafts.drafted is not None:
+        length = np.minimum(drafts.drafted[rows], depth)
+    hit = None
+    if rule == "match" and drafts.rank is not None:
+        hit = drafts.rank[rows] == 1
+    return round_law(
+        rollouts.log_p[rows], drafts.log_q[rows], indptr - indptr[0], rule=rule, draft_length=length, hit=hit
+    )

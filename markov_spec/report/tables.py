@@ -1,0 +1,165 @@
+"""Tables of evaluations, of a store's facts and of what `check` found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from markov_spec.evaluation import Evaluation
+from markov_spec.store import Finding
+
+By = Literal["benchmark"] | None
+
+
+def evaluation_json(store: Path, results: Sequence[Evaluation], by: By = None) -> str:
+    """Give evaluations as one JSON object ``{"store": ..., "results": [...]}``.
+
+    Parameters
+    ----------
+    store : Path
+    results : sequence of Evaluation
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+    """
+    rows = [row for result in results for row in result.results(by=by)]
+    return json.dumps({"store": str(store), "results": rows}, indent=2) + "\n"
+
+
+def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
+    """Give evaluations as CSV, a column for each depth.
+
+    Parameters
+    ----------
+    results : sequence of Evaluation
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+        Rates are ``unconditional_1, ...``; ``accepted_histogram_0, ...`` counts rounds.
+    """
+    if not results:
+        return ""
+    frame = pl.concat([result.summary(by=by) for result in results])
+    for name in [name for name, kind in frame.schema.items() if kind == pl.List]:
+        first = int(name != "accepted_histogram")
+        width = int(frame[name].list.len().max() or 0)  # type: ignore[arg-type]
+        spread = [pl.col(name).list.get(i, null_on_oob=True).alias(f"{name}_{i + first}") for i in range(width)]
+        frame = frame.with_columns(spread).drop(name)
+    return frame.write_csv()
+
+
+def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) -> Group:
+    """Lay evaluations out for a terminal, a row for each contender (and benchmark).
+
+    Parameters
+    ----------
+    store : Path
+    results : sequence of Evaluation
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    rich.console.Group
+    """
+    table = _table("contender", *(["benchmark"] if by else []), "rule")
+    for title in ("K", "tokens", "expected rounds", "pooled length"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("acceptance at depth 1, 2, ...")
+    for result in results:
+        for row in result.results(by=by):
+            length = row["pooled_length"]
+            table.add_row(
+                escape(row["contender"]),
+                *([escape(row["benchmark"])] if by else []),
+                row["rule"],
+                str(row["draft_length"]),
+                str(row["committed_tokens"]),
+                f"{row['expected_rounds']:.2f}",
+                "-" if length is None else f"{length:.4f}",
+                " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
+            )
+    return Group(table, Text(_footnote(store, results), style="dim"))
+
+
+def _rate(rate: float | None) -> str:
+    return " - " if rate is None else f"{rate:.2f}".removeprefix("0")
+
+
+def _footnote(store: Path, results: Sequence[Evaluation]) -> str:
+    if not results:
+        return f"{store} holds no drafter."
+    labels = ", ".join(sorted({result.exactness for result in results}))
+    first = "the first token is drafted too" if results[0].first_start == 0 else "the prefill emits the first token"
+    return (
+        f"{labels}; {len(results[0].ids)} rollouts; {first}. Pooled length: tokens per expected round, the target's "
+        "own included. Acceptance: of the rounds that tested a depth, the share that accepted it."
+    )
+
+
+def facts_table(facts: Mapping[str, Any]) -> Table:
+    """Lay out what a store holds; nested facts are indented.
+
+    Parameters
+    ----------
+    facts : mapping
+        As from ``Store.facts``.
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def add(content: Mapping[str, Any], indent: str) -> None:
+        for key, value in content.items():
+            if isinstance(value, Mapping):
+                table.add_row(f"{indent}{escape(key)}", "")
+                add(value, indent + "  ")
+            else:
+                shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                table.add_row(f"{indent}{escape(key)}", escape(shown))
+
+    add(facts, "")
+    return table
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Lay out what a check found, a row for each finding.
+
+    Parameters
+    ----------
+    findings : sequence of Finding
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    colors = {"error": "red", "warning": "yellow", "note": "dim"}
+    table = _table("", "where")
+    table.add_column("finding", overflow="fold")
+    for finding in findings:
+        table.add_row(
+            Text(finding.severity, style=colors[finding.severity]), escape(finding.where), escape(finding.message)
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table

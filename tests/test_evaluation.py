@@ -1,0 +1,134 @@
+"""The verb on stores, against the engine on the same arrays and against hand-made answers."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+import markov_spec as ms
+from markov_spec import evaluation
+
+INDPTR = np.array([0, 4, 9, 9, 10])
+N, K = 10, 3
+
+
+@pytest.fixture
+def store(tmp_path):
+    rng = np.random.default_rng(2)
+    log_p = np.log(rng.uniform(0.1, 1, N)).astype(np.float32)
+    block = np.log(rng.uniform(0.05, 1, (N, K))).astype(np.float32)
+    rank = rng.integers(1, 4, (N, K))
+    hit = rng.random((N, K)) < 0.6
+    drafted = rng.integers(0, K + 1, N)
+    drafters = {
+        "auto": ms.Drafts(
+            "auto", "autoregressive", "rejection", np.log(rng.uniform(0.05, 1, N)), rng.integers(1, 3, N)
+        ),
+        "block": ms.Drafts("block", "block", "rejection", block, rank),
+        "greedy": ms.Drafts("greedy", "block", "match", block, rank),
+        "lookup": ms.Drafts("lookup", "block", "match", np.where(hit, 0, -np.inf), drafted=drafted),
+    }
+    return ms.write_store(
+        tmp_path / "run", rollout_ids=list("abcd"), prompt_ids=list("ppqq"), benchmarks=["x", "x", "y", "y"],
+        tokens=rng.integers(0, 9, N), indptr=INDPTR, log_p=log_p, drafters=drafters,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("first_start", [0, 1])
+@pytest.mark.parametrize(
+    ("contender", "rule", "depth"),
+    [
+        ("auto", "rejection", 5),
+        ("auto:K=2", "rejection", 2),
+        ("auto:K=2,rule=block", "block", 2),
+        ("auto:K=4,rule=match", "match", 4),
+        ("block", "rejection", 3),
+        ("block:K=2,rule=block", "block", 2),
+        ("block:rule=match", "match", 3),
+        ("block:rule=none", "none", 0),
+        ("greedy:rule=rejection", "match", 3),
+        ("lookup:rule=block", "match", 3),
+        ("lookup:K=2", "match", 2),
+        ("lookup:rule=none", "none", 0),
+    ],
+)
+def test_evaluate_against_reference(store, contender, rule, depth, first_start):
+    found = ms.evaluate(store, contender, first_start=first_start)
+    assert (found.rule, found.draft_length, found.exactness) == (rule, depth, "exact")
+    drafts, rollouts = store.drafter(contender.split(":")[0]), store.rollouts()
+    length = depth if drafts.drafted is None else np.minimum(drafts.drafted, depth)
+    hit = None
+    if rule == "match":
+        hit = drafts.log_q == 0 if drafts.rank is None else drafts.rank == 1
+    law = ms.round_law(rollouts.log_p, drafts.log_q, INDPTR, rule=rule, draft_length=length, hit=hit)
+    rounds = ms.solve(law, first_start=first_start)
+    for mine, theirs in (
+        (found.rounds, rounds.expected), (found.variance, rounds.variance), (found.committed, rounds.committed),
+        (found.drafted, rounds.drafted), (found.accepted_histogram, rounds.accepted_histogram),
+        (found.tested, rounds.tested),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_chunks_of_rollouts_change_nothing_invariant(store, monkeypatch):
+    whole = ms.evaluate(store, "auto:K=3,rule=block")
+    monkeypatch.setattr(evaluation, "CHUNK_BYTES", 8 * 3 * 4)
+    parts = ms.evaluate(store, "auto:K=3,rule=block")
+    np.testing.assert_array_equal(whole.rounds, parts.rounds)
+    np.testing.assert_array_equal(whole.accepted_histogram, parts.accepted_histogram)
+
+
+def test_results_and_frames_agree_against_reference(store):
+    found = ms.evaluate(store.path, "block")
+    (row,) = found.results()
+    assert row["committed_tokens"] == 10 and row["rollouts"] == 4
+    assert row["expected_rounds"] == pytest.approx(found.rounds.sum(), abs=1e-12)
+    assert row["pooled_length"] == pytest.approx(10 / found.rounds.sum(), abs=1e-12)
+    histogram = found.accepted_histogram.sum(0)
+    at_least = histogram[::-1].cumsum()[::-1]
+    rates = row["acceptance_by_depth"]
+    assert rates["unconditional"] == pytest.approx((at_least[1:] / at_least[0]).tolist())
+    assert rates["conditional"] == pytest.approx((at_least[1:] / found.tested.sum(0)).tolist())
+    frame = found.to_frame()
+    assert frame["rollout"].to_list() == list("abcd")
+    assert frame["expected_rounds"].to_numpy() == pytest.approx(found.rounds)
+    assert found.summary().shape[0] == 1
+    split = found.results(by="benchmark")
+    assert [r["benchmark"] for r in split] == ["x", "y"]
+    assert sum(r["expected_rounds"] for r in split) == pytest.approx(row["expected_rounds"])
+    json.dumps(split)
+    assert found.summary(by="benchmark").filter(pl.col("benchmark") == "y")["committed_tokens"].item() == 1
+    assert "tokens per round" in repr(found) and "<table" in found._repr_html_()
+
+
+def test_store_without_rollouts_gives_null_invariant(tmp_path):
+    drafts = ms.Drafts("d", "block", "rejection", np.zeros((0, 2)))
+    empty = ms.write_store(
+        tmp_path / "run", rollout_ids=[], prompt_ids=[], tokens=np.zeros(0, dtype=int), indptr=[0], log_p=np.zeros(0),
+        drafters={"d": drafts},
+    )  # fmt: skip
+    found = ms.evaluate(empty, "d")
+    assert found.pooled_length is None and found.to_frame().shape[0] == 0
+    assert found.results()[0]["pooled_length"] is None
+    assert found.summary()["unconditional"].to_list() == [[None, None]]
+
+
+@pytest.mark.parametrize(
+    ("contender", "message"),
+    [
+        ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup"),
+        ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
+        ("block:rule=magic", "found rule 'magic'; allowed: rejection"),
+        ("block:K=x", "found 'K=x'; allowed: NAME"),
+        ("block:depth=3", "found 'depth=3'"),
+    ],
+)
+def test_bad_contenders_are_refused_invariant(store, contender, message):
+    with pytest.raises(ms.ContenderError, match=message):
+        ms.evaluate(store, contender)
+
+
+def test_contender_text_round_trip_invariant():
+    for text in ("block", "block:K=7", "block:K=7,rule=match", "block:rule=none"):
+        assert str(ms.Contender.parse(text)) == text
