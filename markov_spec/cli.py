@@ -90,8 +90,8 @@ def _contender(text: str, rule: str | None, draft_length: int | None) -> Contend
     given = Contender.parse(text)
     return Contender(
         given.drafter,
-        given.rule or rule,
-        draft_length if given.draft_length is None else given.draft_length,
+        rule=given.rule or rule,
+        draft_length=draft_length if given.draft_length is None else given.draft_length,
     )
 
 

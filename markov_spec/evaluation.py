@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from markov_spec.metrics import conditional_rates, pooled_length, unconditional_
 from markov_spec.store import Store, open_store
 
 DEFAULT_DRAFT_LENGTH = 5
+LONGEST_DRAFT = 1024
 CHUNK_BYTES = 64 << 20
 
 
@@ -46,14 +47,17 @@ class Contender:
     """
 
     drafter: str
+    _: KW_ONLY
     rule: str | None = None
     draft_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in RULES:
             raise ContenderError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(RULES)}")
-        if self.draft_length is not None and self.draft_length < 0:
-            raise ContenderError(f"contender {self}: found draft length {self.draft_length}; allowed: 0 or more")
+        if self.draft_length is not None and not 0 <= self.draft_length <= LONGEST_DRAFT:
+            raise ContenderError(
+                f"contender {self}: found draft length {self.draft_length}; allowed: 0 to {LONGEST_DRAFT}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Contender:

@@ -120,6 +120,7 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
         ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup"),
         ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
         ("block:rule=magic", "found rule 'magic'; allowed: rejection"),
+        ("auto:K=1000000000", "allowed: 0 to 1024"),
         ("block:K=x", "found 'K=x'; allowed: NAME"),
         ("block:depth=3", "found 'depth=3'"),
     ],
