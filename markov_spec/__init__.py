@@ -1,16 +1,16 @@
 """Exact, offline answers about LLM speculative decoding from one record of the target and its drafters."""
 
 from markov_spec.acceptance import round_law
-from markov_spec.arrays import Drafts, Rollouts, RoundLaw
+from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import Rounds, solve
-from markov_spec.evaluation import Contender, ContenderError, Evaluation, evaluate
+from markov_spec.evaluation import Contender, Evaluation, evaluate
 from markov_spec.store import Store, add_drafter, open_store, write_store
 
 __all__ = [
     "Contender",
-    "ContenderError",
     "Drafts",
     "Evaluation",
+    "RequestError",
     "Rollouts",
     "RoundLaw",
     "Rounds",

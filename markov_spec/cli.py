@@ -7,16 +7,19 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.text import Text
 
 from markov_spec.acceptance import RULES
-from markov_spec.evaluation import Contender, ContenderError, evaluate
+from markov_spec.arrays import RequestError
+from markov_spec.evaluation import Contender, evaluate
 from markov_spec.report import evaluation_csv, evaluation_json, evaluation_table, facts_table, findings_table
 from markov_spec.store import check_integrity, open_store
 
@@ -98,11 +101,13 @@ def _contender(text: str, rule: str | None, draft_length: int | None) -> Contend
 def _print(content: RenderableType | str, out: Path | None = None) -> None:
     if isinstance(content, str):
         sys.stdout.write(content) if out is None else out.write_text(content, encoding="utf-8")
-    elif out is None:
-        Console().print(content)
-    else:
-        with out.open("w", encoding="utf-8") as file:
-            Console(file=file, width=160).print(content)
+        return
+    with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8") as file:
+        console = Console(file=file)
+        # A terminal too narrow for the columns wraps the lines itself; a file or pipe gets them at full length.
+        wanted = Measurement.get(console, console.options.update(max_width=10_000), content)
+        console.width = max(console.width, wanted.minimum if console.is_terminal else wanted.maximum)
+        console.print(content)
 
 
 @app.command("record")
@@ -200,7 +205,8 @@ def check_command(
     if format == "json":
         _print(json.dumps({"store": str(store), "findings": [asdict(f) for f in findings]}, indent=2) + "\n")
     else:
-        _print(findings_table(findings))
+        if findings:
+            _print(findings_table(findings))
         count = sum(finding.severity == "error" for finding in findings)
         _print(f"{store}: {'sound' if not count else f'{count} error' + 's' * (count > 1)}\n")
     if any(finding.severity == "error" for finding in findings):
@@ -235,5 +241,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, ValueError | OSError | Failure):
             told = f"{type(error).__name__}: {told} (a fault of markov-spec; --debug shows where)"
         Console(stderr=True).print(Text.assemble(("error: ", "red"), told), soft_wrap=True)
-        return 2 if isinstance(error, ContenderError) else 1
+        return 2 if isinstance(error, RequestError) else 1
     return 0

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from markov_spec.acceptance import RULES, round_law
-from markov_spec.arrays import Array, Drafts, Exactness, Rollouts, RoundLaw
+from markov_spec.arrays import Array, Drafts, Exactness, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import solve
 from markov_spec.metrics import conditional_rates, pooled_length, unconditional_rates
 from markov_spec.store import Store, open_store
@@ -20,10 +20,6 @@ from markov_spec.store import Store, open_store
 DEFAULT_DRAFT_LENGTH = 5
 LONGEST_DRAFT = 1024
 CHUNK_BYTES = 64 << 20
-
-
-class ContenderError(ValueError):
-    """A contender that the store or the rules do not know."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,9 @@ class Contender:
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in RULES:
-            raise ContenderError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(RULES)}")
+            raise RequestError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(RULES)}")
         if self.draft_length is not None and not 0 <= self.draft_length <= LONGEST_DRAFT:
-            raise ContenderError(
+            raise RequestError(
                 f"contender {self}: found draft length {self.draft_length}; allowed: 0 to {LONGEST_DRAFT}"
             )
 
@@ -73,19 +69,19 @@ class Contender:
 
         Raises
         ------
-        ContenderError
+        RequestError
             Saying which setting was not understood.
         """
         name, _, rest = text.partition(":")
         settings: dict[str, Any] = {}
         for item in rest.split(",") if rest else []:
             key, _, value = item.partition("=")
-            if key == "K" and value.isascii() and value.isdigit():
+            if key == "K" and "draft_length" not in settings and value.isascii() and value.isdigit():
                 settings["draft_length"] = int(value)
-            elif key == "rule" and value:
+            elif key == "rule" and "rule" not in settings and value:
                 settings["rule"] = value
             else:
-                raise ContenderError(f"contender {text!r}: found {item!r}; allowed: NAME, or NAME:K=7,rule=block")
+                raise RequestError(f"contender {text!r}: found {item!r}; allowed: NAME, or NAME:K=7,rule=block")
         return cls(name, **settings)
 
     def __str__(self) -> str:
@@ -179,6 +175,8 @@ class Evaluation:
             contender, drafter, rule, draft_length, exactness, [benchmark,] rollouts, committed_tokens,
             expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram.
         """
+        if by not in (None, "benchmark"):
+            raise RequestError(f"by: found {by!r}; allowed: None or 'benchmark'")
         if by is None:
             return [self._result(np.ones(len(self.ids), dtype=bool), {})]
         names = np.array(self.benchmarks, dtype=object)
@@ -254,7 +252,7 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
 
     Raises
     ------
-    ContenderError
+    RequestError
         If the store has no such drafter, or its record is shorter than the draft length.
     ValueError
         If the store is damaged.
@@ -278,7 +276,7 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
     chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
     if chosen.drafter not in store.drafters:
         allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
-        raise ContenderError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
+        raise RequestError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
     rollouts, drafts = store.rollouts(), store.drafter(chosen.drafter)
     rule, depth = _settle(chosen, drafts)
     solved = [
@@ -286,8 +284,11 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
         for first, last in _chunks(rollouts, depth)
     ]
 
-    def stack(name: str) -> Array:
-        return np.concatenate([getattr(rounds, name) for rounds in solved])
+    def stack(name: str, width: int | None = None) -> Array:
+        parts = [getattr(rounds, name) for rounds in solved]
+        if width is not None:  # a chunk whose starts all draft less has fewer depths
+            parts = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
+        return np.concatenate(parts)
 
     return Evaluation(
         contender=str(chosen),
@@ -303,8 +304,8 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
         rounds=stack("expected"),
         variance=stack("variance"),
         drafted=stack("drafted"),
-        accepted_histogram=stack("accepted_histogram"),
-        tested=stack("tested"),
+        accepted_histogram=stack("accepted_histogram", depth + 1),
+        tested=stack("tested", depth),
     )
 
 
@@ -314,12 +315,14 @@ def _settle(contender: Contender, drafts: Drafts) -> tuple[str, int]:
         rule = "match"
     if rule == "none":
         return rule, 0
+    if rule == "match" and drafts.rule != "match" and drafts.rank is None:
+        raise RequestError(f"contender {contender}: rule 'match' needs the drafter's rank, which was not recorded")
     recorded = drafts.depth
     depth = contender.draft_length
     if depth is None:
         depth = DEFAULT_DRAFT_LENGTH if recorded is None else recorded
     elif recorded is not None and depth > recorded:
-        raise ContenderError(
+        raise RequestError(
             f"contender {contender}: found draft length {depth}; allowed: at most the recorded {recorded}"
         )
     return rule, depth
@@ -338,12 +341,9 @@ def _chunks(rollouts: Rollouts, depth: int) -> Iterator[tuple[int, int]]:
 def _law(rollouts: Rollouts, drafts: Drafts, rule: str, depth: int, first: int, last: int) -> RoundLaw:
     indptr = rollouts.indptr[first : last + 1]
     rows = slice(int(indptr[0]), int(indptr[-1]))
-    length: int | Array = depth
-    if drafts.drafted is not None:
-        length = np.minimum(drafts.drafted[rows], depth)
-    hit = None
-    if rule == "match" and drafts.rank is not None:
-        hit = drafts.rank[rows] == 1
-    return round_law(
-        rollouts.log_p[rows], drafts.log_q[rows], indptr - indptr[0], rule=rule, draft_length=length, hit=hit
-    )
+    log_q, rank = (None if v is None else v[rows] for v in (drafts.log_q, drafts.rank))
+    if drafts.kind == "block":
+        log_q, rank = (None if v is None else v[:, :depth] for v in (log_q, rank))
+    length = depth if drafts.drafted is None else np.minimum(drafts.drafted[rows], depth)
+    hit = rank == 1 if rule == "match" and rank is not None else None
+    return round_law(rollouts.log_p[rows], log_q, indptr - indptr[0], rule=rule, draft_length=length, hit=hit)

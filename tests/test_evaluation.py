@@ -27,6 +27,7 @@ def store(tmp_path):
         ),
         "block": ms.Drafts("block", "block", "rejection", block, rank),
         "greedy": ms.Drafts("greedy", "block", "match", block, rank),
+        "soft": ms.Drafts("soft", "block", "rejection", block),
         "lookup": ms.Drafts("lookup", "block", "match", np.where(hit, 0, -np.inf), drafted=drafted),
     }
     return ms.write_store(
@@ -65,10 +66,31 @@ def test_evaluate_against_reference(store, contender, rule, depth, first_start):
     rounds = ms.solve(law, first_start=first_start)
     for mine, theirs in (
         (found.rounds, rounds.expected), (found.variance, rounds.variance), (found.committed, rounds.committed),
-        (found.drafted, rounds.drafted), (found.accepted_histogram, rounds.accepted_histogram),
-        (found.tested, rounds.tested),
+        (found.drafted, rounds.drafted), (found.accepted_histogram, rounds.accepted_histogram[:, : depth + 1]),
+        (found.tested, rounds.tested[:, :depth]),
     ):  # fmt: skip
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_starts_that_draft_less_keep_the_width_invariant(tmp_path, monkeypatch):
+    drafted = np.repeat([3, 2], 6)
+    drafts = ms.Drafts("auto", "autoregressive", "rejection", np.full(12, -0.5), drafted=drafted)
+    words = {
+        "rollout_ids": ["a", "b"],
+        "prompt_ids": ["p", "q"],
+        "tokens": np.ones(12, dtype=int),
+        "indptr": [0, 6, 12],
+    }
+    store = ms.write_store(tmp_path / "run", **words, log_p=np.full(12, -0.2), drafters={"auto": drafts})
+    monkeypatch.setattr(evaluation, "CHUNK_BYTES", 8 * 5 * 6)
+    for rule in ("rejection", "block"):
+        found = ms.evaluate(store, f"auto:K=5,rule={rule}")
+        assert found.accepted_histogram.shape == (2, 6) and found.tested.shape == (2, 5)
+        assert len(found.results()[0]["acceptance_by_depth"]["conditional"]) == 5
+        whole = ms.round_law(
+            np.full(12, -0.2), np.full(12, -0.5), [0, 6, 12], rule=rule, draft_length=np.minimum(drafted, 5)
+        )
+        np.testing.assert_allclose(found.rounds, ms.solve(whole).expected, rtol=1e-6)
 
 
 def test_chunks_of_rollouts_change_nothing_invariant(store, monkeypatch):
@@ -117,8 +139,9 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
 @pytest.mark.parametrize(
     ("contender", "message"),
     [
-        ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup"),
+        ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup, soft"),
         ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
+        ("soft:rule=match", "rule 'match' needs the drafter's rank"),
         ("block:rule=magic", "found rule 'magic'; allowed: rejection"),
         ("auto:K=1000000000", "allowed: 0 to 1024"),
         ("block:K=x", "found 'K=x'; allowed: NAME"),
@@ -126,8 +149,13 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
     ],
 )
 def test_bad_contenders_are_refused_invariant(store, contender, message):
-    with pytest.raises(ms.ContenderError, match=message):
+    with pytest.raises(ms.RequestError, match=message):
         ms.evaluate(store, contender)
+
+
+def test_unknown_grouping_is_refused_invariant(store):
+    with pytest.raises(ms.RequestError, match="by: found 'prompt'"):
+        ms.evaluate(store, "block").summary(by="prompt")
 
 
 def test_contender_text_round_trip_invariant():

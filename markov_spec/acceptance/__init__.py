@@ -67,4 +67,7 @@ def round_law(log_p: Any, log_q: Any, indptr: Any, *, rule: str, draft_length: A
     """
     if rule not in RULES:
         raise ValueError(f"rule: found {rule!r}; allowed: {', '.join(RULES)}")
-    return RULES[rule].law(Inputs(rule, check_indptr(indptr), log_p, log_q, hit, draft_length))
+    inputs = Inputs(rule, check_indptr(indptr), log_p, log_q, hit, draft_length)
+    if log_p is not None:
+        inputs.target_log_probs()
+    return RULES[rule].law(inputs)

@@ -13,6 +13,10 @@ ABSENT = np.iinfo(np.int32).max
 LOG_TOLERANCE = 1e-6
 
 
+class RequestError(ValueError):
+    """What was asked for is unknown or not allowed; no data are at fault."""
+
+
 def as_float(values: Any, name: str) -> Array:
     """Give ``values`` as a C-contiguous float32 or float64 array; bfloat16 and float16 widen exactly to float32.
 
@@ -41,6 +45,7 @@ def as_float(values: Any, name: str) -> Array:
     elif kind == "bfloat16":
         values = values.astype(np.float32)
     array = np.asarray(values)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype == np.float16:
         array = array.astype(np.float32)
     elif array.dtype.kind in "iub":

@@ -130,6 +130,7 @@ def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: in
     if isinstance(first_start, bool) or not isinstance(first_start, int | np.integer) or first_start < 0:
         raise ValueError(f"first_start: found {first_start!r}; allowed: an integer >= 0")
     rollouts, rows, depth = law.indptr.size - 1, law.accept.shape[0], law.depth
+    first_start = min(int(first_start), rows)
     out = Rounds(
         expected=np.empty(rollouts),
         variance=np.empty(rollouts),

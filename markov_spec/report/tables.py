@@ -76,7 +76,7 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     table = _table("contender", *(["benchmark"] if by else []), "rule")
     for title in ("K", "tokens", "expected rounds", "pooled length"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("acceptance at depth 1, 2, ...")
+    table.add_column("acceptance at depth 1, 2, ...", min_width=20)
     for result in results:
         for row in result.results(by=by):
             length = row["pooled_length"]
@@ -150,7 +150,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     """
     colors = {"error": "red", "warning": "yellow", "note": "dim"}
     table = _table("", "where")
-    table.add_column("finding", overflow="fold")
+    table.add_column("finding", overflow="fold", min_width=40)
     for finding in findings:
         table.add_row(
             Text(finding.severity, style=colors[finding.severity]), escape(finding.where), escape(finding.message)

@@ -7,6 +7,7 @@ autoregressive drafter's distribution depends on the position only, so it gives 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from markov_spec.arrays import RequestError
 from markov_spec.sources.models import CausalLM, load_hf, round_weights, skip_layers
 
+FORMS = {
+    "hf": r".+",
+    "skip": r"\d+(,\d+)*",
+    "round": r"\d+",
+    "ngram": r"[1-9]\d*(,[1-9]\d*)?",
+    "py": r"[\w.]+:\w+",
+}
 SPECS = "hf:PATH, skip:10,14,18, round:5, ngram:3 or ngram:3,10, py:module:object"
 CELL_BYTES = 256 << 20
 SUM_TOLERANCE = 0.01
@@ -72,7 +81,7 @@ class Lookup:
     """
 
     ngram: int
-    depth: int
+    depth: int = 10
 
     def propose(self, sequence: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
         """Tokens proposed after ``sequence``, possibly none.
@@ -106,27 +115,30 @@ class Lookup:
 Drafter = CausalLM | Lookup | BlockDrafter
 
 
-def parse_target(spec: str) -> CausalLM:
-    """Load the target of a spec.
+def check_spec(spec: str, *, target: bool = False) -> tuple[str, str]:
+    """Split a spec into its kind and the rest, and refuse what no model could make valid.
 
     Parameters
     ----------
     spec : str
-        ``hf:PATH``.
+    target : bool
+        Whether it names a target, which only ``hf:PATH`` does.
 
     Returns
     -------
-    CausalLM
+    kind, rest : str
 
     Raises
     ------
-    ValueError
-        If the spec is of another kind, or nothing is there.
+    RequestError
+        Giving the allowed forms.
     """
     kind, _, rest = spec.partition(":")
-    if kind != "hf" or not rest:
-        raise ValueError(f"target: found {spec!r}; allowed: hf:PATH, a model folder or GGUF file on disk")
-    return load_hf(rest)
+    form = FORMS.get(kind)
+    if form is None or not re.fullmatch(form, rest) or (target and kind != "hf"):
+        role, allowed = ("target", "hf:PATH, a model folder or GGUF file on disk") if target else ("drafter", SPECS)
+        raise RequestError(f"{role}: found {spec!r}; allowed: {allowed}")
+    return kind, rest
 
 
 def parse_drafter(spec: str, target: CausalLM) -> Drafter:
@@ -147,63 +159,68 @@ def parse_drafter(spec: str, target: CausalLM) -> Drafter:
 
     Raises
     ------
-    ValueError
-        Saying which part of the spec was not understood, and the allowed forms.
+    RequestError
+        If the spec is not understood, or names what is not there.
     """
-    kind, _, rest = spec.partition(":")
-    try:
-        if kind == "hf" and rest:
-            return load_hf(rest)
-        if kind == "skip":
-            return skip_layers(target, [int(layer) for layer in rest.split(",")])
-        if kind == "round":
-            return round_weights(target, int(rest))
-        if kind == "ngram":
-            ngram, depth = (int(n) for n in (rest if "," in rest else f"{rest},10").split(","))
-            if ngram > 0 and depth > 0:
-                return Lookup(ngram, depth)
-        module, _, name = rest.partition(":")
-        if kind == "py" and module and name:
-            return _import_drafter(module, name, target)
-    except ValueError as error:
-        if "invalid literal" not in str(error) and "unpack" not in str(error):
-            raise
-    raise ValueError(f"drafter: found {spec!r}; allowed: {SPECS}")
+    kind, rest = check_spec(spec)
+    if kind == "hf":
+        return load_hf(rest)
+    if kind == "py":
+        return _import_drafter(*rest.split(":"), target=target)
+    numbers = [int(number) for number in rest.split(",")]
+    if kind == "skip":
+        return skip_layers(target, numbers)
+    if kind == "round":
+        return round_weights(target, numbers[0])
+    return Lookup(*numbers)
 
 
-def _import_drafter(module: str, name: str, target: CausalLM) -> BlockDrafter:
+def _import_drafter(module: str, name: str, *, target: CausalLM) -> BlockDrafter:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"drafter: py:{module}:{name}: {error}") from error
+        raise RequestError(f"drafter: py:{module}:{name}: {error}") from error
     if isinstance(found, type) or not isinstance(found, BlockDrafter):
         if not callable(found):
-            raise ValueError(f"drafter: py:{module}:{name}: neither a BlockDrafter nor a callable that makes one")
+            raise RequestError(f"drafter: py:{module}:{name}: neither a BlockDrafter nor a callable that makes one")
         try:
             found = found(target)
         except Exception as error:
-            raise ValueError(f"drafter: py:{module}:{name}: called with the target: {error}") from error
+            raise RequestError(f"drafter: py:{module}:{name}: called with the target: {error}") from error
     if not isinstance(found, BlockDrafter):
-        raise ValueError(f"drafter: py:{module}:{name}: lacks depth, hidden_layers or log_probs")
+        raise RequestError(f"drafter: py:{module}:{name}: lacks depth, hidden_layers or log_probs")
     return found
 
 
+def _ask(drafter: BlockDrafter, tokens: Tensor, hidden: Tensor | None, starts: Tensor, vocab_size: int) -> Tensor:
+    try:
+        with torch.inference_mode():
+            blocks = drafter.log_probs(tokens, hidden, starts).to(tokens.device)
+    except Exception as error:
+        raise ValueError(f"block drafter: log_probs raised {type(error).__name__}: {error}") from error
+    wanted = (*starts.shape, drafter.depth, vocab_size)
+    if tuple(blocks.shape) != wanted:
+        raise ValueError(f"block drafter: log_probs gave shape {tuple(blocks.shape)}; allowed: {wanted}")
+    return blocks
+
+
 def block_proposals(
-    drafter: BlockDrafter, sequence: Sequence[int], first: int, hidden: Tensor | None
+    drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int
 ) -> Iterator[tuple[slice, int, Tensor]]:
     """Ask a block drafter for its blocks at every start of one rollout.
 
     Parameters
     ----------
     drafter : BlockDrafter
-    sequence : sequence of int, (L,)
+    tokens : Tensor of int64, (L,)
         Prompt and rollout.
     first : int
         Prompt length: the first start.
     hidden : Tensor, (L, H), or None
+    vocab_size : int
 
     Yields
     ------
@@ -211,69 +228,75 @@ def block_proposals(
         Starts, counted from the rollout's first.
     depth : int
         Column ``k - 1``.
-    logits : Tensor, (rows, V)
+    log_probs : Tensor, (rows, V)
         What depth ``k`` of the blocks begun there is drawn from, for starts whose depth ``k`` lies in the rollout.
 
     Raises
     ------
     ValueError
-        If the answer has the wrong shape or is not a distribution.
+        If an answer has the wrong shape or is not a distribution.
     """
-    tokens = torch.tensor([list(sequence)], device=None if hidden is None else hidden.device)
     state = None if hidden is None else hidden[None]
-    length = len(sequence) - first
-    begin, step = 0, 1
-    while begin < length:
+    length = len(tokens) - first
+    step = max(1, CELL_BYTES // (drafter.depth * vocab_size * 4))
+    for begin in range(0, length, step):
         starts = torch.arange(begin, min(begin + step, length), device=tokens.device)
-        with torch.inference_mode():
-            blocks = drafter.log_probs(tokens, state, first + starts[None])
-        wanted = (1, len(starts), drafter.depth)
-        if blocks.shape[:-1] != wanted:
-            raise ValueError(f"block drafter: log_probs gave shape {tuple(blocks.shape)}; allowed: {(*wanted, 'V')}")
+        blocks = _ask(drafter, tokens[None], state, first + starts[None], vocab_size)
         for k in range(min(drafter.depth, length - begin)):
             inside = min(len(starts), length - k - begin)
             rows = blocks[0, :inside, k]
-            off = (rows.float().logsumexp(-1)).abs().amax().item()
+            off = rows.float().logsumexp(-1).abs().amax().item()
             if not off <= SUM_TOLERANCE:
                 raise ValueError(
                     f"block drafter: depth {k + 1} after {first + begin} tokens: log of the sum of probabilities: "
                     f"found {off:.3g}; allowed: 0 within {SUM_TOLERANCE}"
                 )
             yield slice(begin, begin + inside), k, rows
-        begin += len(starts)
-        step = max(1, CELL_BYTES // (drafter.depth * blocks.shape[-1] * 4))
 
 
-def check_causal(drafter: BlockDrafter, sequence: Sequence[int], first: int, hidden: Tensor | None) -> None:
+def check_causal(drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int) -> None:
     """Refuse a block drafter that reads what is not known when it drafts.
+
+    Exchanges the hidden states from a start on, and the tokens from each depth on, at the first, middle and last start
+    of a rollout: no depth may change that must not read them. The rollout is lengthened by ``K`` tokens, so that there
+    is something to exchange behind every depth; and each start is asked for alone and among others.
 
     Parameters
     ----------
     drafter : BlockDrafter
-    sequence : sequence of int, (L,)
+    tokens : Tensor of int64, (L,)
     first : int
+        Prompt length: the first start.
     hidden : Tensor, (L, H), or None
+    vocab_size : int
 
     Raises
     ------
     ValueError
-        If the first or the last depth changes when tokens or hidden states that it must not read are exchanged.
+        Naming the depth and the start.
     """
-    start = (first + len(sequence)) // 2
-    starts = torch.tensor([[start]])
-    tokens = torch.tensor([list(sequence)])
-    state = None if hidden is None else hidden[None].clone()
-    with torch.inference_mode():
-        known = drafter.log_probs(tokens, state, starts)
+    depth, end = drafter.depth, len(tokens)
+    longer = torch.cat([tokens, tokens[:1].expand(depth)])
+    state = None if hidden is None else torch.cat([hidden, hidden[:1].expand(depth, -1)])
+    starts = torch.tensor(sorted({first, (first + end) // 2, end - 1}), device=tokens.device)
+    given = None if state is None else state[None]
+    together = _ask(drafter, longer[None], given, starts[None], vocab_size)[0]
+    if torch.isnan(together).any():
+        raise ValueError("block drafter: log_probs gave NaN; allowed: log-probabilities, -inf for 0")
+    places = torch.arange(len(longer), device=tokens.device)
+    for start, block in zip(starts.tolist(), together, strict=True):
+        later = places >= start + torch.arange(depth, device=tokens.device)[:, None]
+        exchanged = torch.where(later, (longer + 1) % vocab_size, longer)
+        other = None
         if state is not None:
-            state[:, start:] = state[:, start:].flip(-1) + 1
-        for k in (0, drafter.depth - 1):
-            other = tokens.clone()
-            other[:, start + k :] = other[:, :1] + (other[:, start + k :] == other[:, :1]).long()
-            seen = drafter.log_probs(other, state, starts)
-            if not torch.allclose(seen[0, 0, k], known[0, 0, k], rtol=1e-3, atol=1e-3):
+            unknown = (places >= start)[:, None]
+            other = torch.where(unknown, state.flip(-1) + 1, state).expand(depth, -1, -1)
+        alone = torch.full((depth, 1), start, device=tokens.device)
+        seen = _ask(drafter, exchanged, other, alone, vocab_size)[:, 0]
+        for k in range(depth):
+            if not torch.allclose(seen[k:, k].float(), block[k].float(), rtol=1e-3, atol=1e-3):
                 raise ValueError(
-                    f"block drafter: depth {k + 1} of the block begun at {start} changes with tokens from "
-                    f"{start + k} on, or with hidden states from {start} on; it may read tokens before {start + k} and "
-                    f"hidden states before {start} only"
+                    f"block drafter: depth {k + 1} of the block begun after {start} tokens changes with tokens from "
+                    f"{start + k} on, with hidden states from {start} on, or with the other starts asked for; it may "
+                    "read only what comes before them"
                 )

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from markov_spec.arrays import RequestError
+
 SAMPLE = 65_536
 
 
@@ -107,12 +109,12 @@ def load_hf(path: str) -> CausalLM:
 
     Raises
     ------
-    ValueError
+    RequestError
         If nothing is there.
     """
     where = Path(path)
     if not where.exists():
-        raise ValueError(f"hf:{path}: no such folder or GGUF file; models are read from disk, nothing is downloaded")
+        raise RequestError(f"hf:{path}: no such folder or GGUF file; models are read from disk, nothing is downloaded")
     gguf = {"gguf_file": where.name} if where.suffix == ".gguf" else {}
     folder = where.parent if gguf else where
     tokenizer = AutoTokenizer.from_pretrained(folder, **gguf)
@@ -141,14 +143,14 @@ def skip_layers(target: CausalLM, layers: Sequence[int]) -> CausalLM:
 
     Raises
     ------
-    ValueError
+    RequestError
         If a layer does not exist.
     """
     drafter = _share(target, "skip:" + ",".join(map(str, layers)))
     stack = drafter.model.base_model.layers
     for layer in layers:
         if not 0 <= layer < len(stack):
-            raise ValueError(f"{drafter.name}: found layer {layer}; allowed: 0 to {len(stack) - 1}")
+            raise RequestError(f"{drafter.name}: found layer {layer}; allowed: 0 to {len(stack) - 1}")
     kept = [block for i, block in enumerate(stack) if i not in set(layers)]
     for i, block in enumerate(kept):
         block.self_attn.layer_idx = i
@@ -172,11 +174,11 @@ def round_weights(target: CausalLM, bits: int) -> CausalLM:
 
     Raises
     ------
-    ValueError
+    RequestError
         If ``bits`` is out of range.
     """
     if not 1 <= bits <= 16:
-        raise ValueError(f"round:{bits}: found {bits} bits; allowed: 1 to 16")
+        raise RequestError(f"round:{bits}: found {bits} bits; allowed: 1 to 16")
     drafter = _share(target, f"round:{bits}")
     head = drafter.model.get_output_embeddings()
     for module in drafter.model.modules():
@@ -221,7 +223,11 @@ def read_prompts(path: str | Path, tokenizer: Any) -> list[Prompt]:
     lines: dict[str, int] = {}
     for number, row in _json_lines(Path(path)):
         where = f"{path}, line {number}"
-        prompt = Prompt(str(row.get("id", number)), str(row.get("benchmark", "all")), _tokenise(row, tokenizer, where))
+        name, benchmark = str(row.get("id", number)), str(row.get("benchmark", "all"))
+        for key, value in (("id", name), ("benchmark", benchmark)):
+            if not value or not value.isprintable():
+                raise ValueError(f"{where}: {key}: found {value!r}; allowed: a text of printable characters")
+        prompt = Prompt(name, benchmark, _tokenise(row, tokenizer, where))
         if prompt.id in lines:
             raise ValueError(f"{where}: id {prompt.id!r} already stands at line {lines[prompt.id]}; ids are unique")
         lines[prompt.id] = number
@@ -249,15 +255,26 @@ def _tokenise(row: dict[str, Any], tokenizer: Any, where: str) -> tuple[int, ...
     given = [key for key in ("messages", "prompt", "prompt_tokens") if key in row]
     if len(given) != 1:
         raise ValueError(f"{where}: found {given or 'none'} of messages, prompt, prompt_tokens; allowed: exactly one")
+    value = row[given[0]]
     if given == ["messages"]:
         if tokenizer.chat_template is None:
             raise ValueError(f"{where}: messages need a chat template and the tokenizer has none; give prompt instead")
-        text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+        if not isinstance(value, list) or not all(
+            isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value
+        ):
+            raise ValueError(f"{where}: messages: found {value!r}; allowed: a list of objects with role and content")
+        text = tokenizer.apply_chat_template(value, tokenize=False, add_generation_prompt=True)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif given == ["prompt"]:
-        tokens = tokenizer(row["prompt"])["input_ids"]
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: prompt: found {value!r}; allowed: a text")
+        tokens = tokenizer(value)["input_ids"]
     else:
-        tokens = row["prompt_tokens"]
-    if not tokens or not all(isinstance(t, int) and 0 <= t < len(tokenizer) for t in tokens):
+        tokens = value
+    if not isinstance(tokens, list) or not tokens or not all(_is_id(t, len(tokenizer)) for t in tokens):
         raise ValueError(f"{where}: a prompt is one or more token ids from 0 to {len(tokenizer) - 1}")
     return tuple(tokens)
+
+
+def _is_id(value: Any, count: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +12,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from markov_spec.arrays import Array, Drafts
-from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, parse_drafter, parse_target
+from markov_spec.arrays import Array, Drafts, RequestError
+from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, check_spec, parse_drafter
 from markov_spec.sources.generate import generate
-from markov_spec.sources.models import CausalLM, read_prompts
-from markov_spec.sources.reduce import Columns, Kept, Pile, drafter_columns, score_target, target_columns
+from markov_spec.sources.models import CausalLM, load_hf, read_prompts
+from markov_spec.sources.reduce import Columns, Kept, Pile, check_blocks, drafter_columns, score_target, target_columns
 from markov_spec.sources.sampling import Sampling
 from markov_spec.store import Store, check_name, write_store
+
+CAUSALITY_CHECKS = 3
 
 
 def record(
@@ -72,13 +75,23 @@ def record(
 
     Raises
     ------
+    RequestError
+        On specs or settings that cannot work, before any model is loaded where that can be known.
     ValueError
-        On specs, prompts or settings that are not understood, and before any model runs if ``out`` exists.
+        On prompts that are not understood, and block drafters that read the future or give no distribution.
     """
     sampling = Sampling(temperature, top_k, top_p)
     kept = Kept(target_top, drafter_top, divergence)
-    _check_request(out, drafters, sampling, max_new_tokens, rollouts_per_prompt, batch_size)
-    model = parse_target(target) if isinstance(target, str) else target
+    counts = {
+        "max_new_tokens": (max_new_tokens, 1),
+        "rollouts_per_prompt": (rollouts_per_prompt, 1),
+        "batch_size": (batch_size, 1),
+        "seed": (seed, 0),
+        "target_top": (target_top, 0),
+        "drafter_top": (drafter_top, 0),
+    }
+    _check_request(out, target, drafters, sampling, counts)
+    model = load_hf(check_spec(target, target=True)[1]) if isinstance(target, str) else target
     chosen = {name: parse_drafter(d, model) if isinstance(d, str) else d for name, d in drafters.items()}
     for name, drafter in chosen.items():
         if isinstance(drafter, CausalLM) and drafter.vocab_size != model.vocab_size:
@@ -100,10 +113,13 @@ def record(
         )
         task = bars.add_task("drafters", total=len(runs))
         piles = {name: Pile() for name in chosen}
-        own, apart = Pile(), 0.0
+        own, apart, unchecked = Pile(), 0.0, CAUSALITY_CHECKS
         reads_hidden = any(isinstance(d, BlockDrafter) and d.hidden_layers for d in chosen.values())
         for (prompt, _, _), rollout in zip(runs, rollouts, strict=True):
             scored = score_target(model, prompt.tokens, rollout.tokens, sampling, hidden=reads_hidden)
+            if unchecked:
+                check_blocks(chosen.values(), scored)
+                unchecked -= 1
             own.add(target_columns(scored, kept))
             apart = max(apart, scored.apart_from(rollout.log_p))
             for name, drafter in chosen.items():
@@ -146,17 +162,34 @@ def record(
 
 
 def _check_request(
-    out: str | Path, drafters: Mapping[str, Any], sampling: Sampling, length: int, repeats: int, batch: int
+    out: str | Path,
+    target: str | CausalLM,
+    drafters: Mapping[str, str | Drafter],
+    sampling: Sampling,
+    counts: Mapping[str, tuple[int, int]],
 ) -> None:
+    """Refuse what cannot work before any model is loaded."""
     if Path(out).exists():
-        raise ValueError(f"{out}: already exists; allowed: a new folder")
-    for name in drafters:
-        check_name(name)
-    for setting, found in (("max_new_tokens", length), ("rollouts_per_prompt", repeats), ("batch_size", batch)):
-        if found < 1:
-            raise ValueError(f"{setting}: found {found}; allowed: 1 or more")
+        raise RequestError(f"{out}: already exists; allowed: a new folder")
+    for setting, (found, least) in counts.items():
+        if not isinstance(found, int) or found < least:
+            raise RequestError(f"{setting}: found {found}; allowed: {least} or more")
+    repeats, _ = counts["rollouts_per_prompt"]
     if sampling.greedy and repeats > 1:
-        raise ValueError(f"rollouts_per_prompt: found {repeats} at temperature 0, where all are equal; allowed: 1")
+        raise RequestError(f"rollouts_per_prompt: found {repeats} at temperature 0, where all are equal; allowed: 1")
+    if isinstance(target, str):
+        check_spec(target, target=True)
+    for name, drafter in drafters.items():
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        if isinstance(drafter, str):
+            check_spec(drafter)
+    parent = Path(out).resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RequestError(f"{out}: {parent} cannot be written")
 
 
 @contextmanager

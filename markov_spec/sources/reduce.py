@@ -6,7 +6,7 @@ scalars and the likeliest tokens. ``decode`` is the distribution that tokens are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,9 @@ class Scored:
     def hidden_of(self, drafter: BlockDrafter) -> Tensor | None:
         """The hidden states that a block drafter asks for, side by side, ``(L, H * layers)``."""
         layers = drafter.hidden_layers
+        for layer in layers:
+            if not -len(self.hidden) <= layer < len(self.hidden):
+                raise ValueError(f"block drafter: hidden layer: found {layer}; allowed: -1 to {len(self.hidden) - 1}")
         return torch.cat([self.hidden[layer] for layer in layers], -1) if layers else None
 
     def apart_from(self, log_p: Sequence[float]) -> float:
@@ -88,6 +91,14 @@ class Pile:
         }
 
 
+def check_blocks(drafters: Iterable[Drafter], scored: Scored) -> None:
+    """Refuse block drafters that read what is not known when they draft; see `check_causal`."""
+    sequence = torch.tensor(scored.sequence, device=scored.raw.device)
+    for drafter in drafters:
+        if not isinstance(drafter, CausalLM | Lookup):
+            check_causal(drafter, sequence, scored.first, scored.hidden_of(drafter), scored.raw.shape[-1])
+
+
 def target_columns(scored: Scored, kept: Kept) -> Columns:
     """Entropy and varentropy (nats) of both distributions, and the likeliest tokens of the plain softmax."""
     values: dict[str, Array] = {}
@@ -124,11 +135,11 @@ def drafter_columns(drafter: Drafter, scored: Scored, kept: Kept, stop_ids: Sequ
 
 
 def _block_columns(drafter: BlockDrafter, scored: Scored, kept: Kept) -> Columns:
-    hidden = scored.hidden_of(drafter)
-    check_causal(drafter, scored.sequence, scored.first, hidden)
-    length = len(scored.sequence) - scored.first
+    hidden, vocab_size = scored.hidden_of(drafter), scored.raw.shape[-1]
+    sequence = torch.tensor(scored.sequence, device=scored.raw.device)
+    length = len(sequence) - scored.first
     filled: Columns = {}
-    for rows, k, logits in block_proposals(drafter, scored.sequence, scored.first, hidden):
+    for rows, k, logits in block_proposals(drafter, sequence, scored.first, hidden, vocab_size):
         for part, content in _reduce(logits, scored, kept, rows.start + k).items():
             for name, values in content.items():
                 shape = (length, drafter.depth, *values.shape[1:])

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from markov_spec.arrays import RequestError
+
+COLDEST = 0.001
 ORDER = ("temperature", "top_k", "top_p")
 
 
@@ -30,7 +33,7 @@ class Sampling:
 
     Raises
     ------
-    ValueError
+    RequestError
         Naming the setting, what was found and what is allowed.
     """
 
@@ -39,12 +42,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: found {self.temperature}; allowed: 0 (greedy) or a positive number")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: found {self.top_k}; allowed: 0 (keep all) or more")
+        if self.temperature != 0 and not COLDEST <= self.temperature < float("inf"):
+            raise RequestError(f"temperature: found {self.temperature}; allowed: 0 (greedy), or {COLDEST} and more")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise RequestError(f"top_k: found {self.top_k}; allowed: 0 (keep all), or an integer above")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: found {self.top_p}; allowed: above 0, at most 1 (keep all)")
+            raise RequestError(f"top_p: found {self.top_p}; allowed: above 0, at most 1 (keep all)")
 
     @property
     def greedy(self) -> bool:

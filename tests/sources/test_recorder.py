@@ -223,9 +223,63 @@ class LateState(Hydra):
         return super().log_probs(tokens, hidden.roll(-1, 1), starts)
 
 
+class MiddlePeeking(Hydra):
+    """Reads at depth 2 the token that it has to propose there."""
+
+    peeking = 1
+
+    def log_probs(self, tokens, hidden, starts):
+        blocks = super().log_probs(tokens, hidden, starts).clone()
+        own = tokens.gather(1, (starts + self.peeking).clamp_max(tokens.shape[1] - 1))
+        blocks[:, :, self.peeking] = torch.log_softmax(5.0 * torch.nn.functional.one_hot(own, self.vocab), -1)
+        return blocks
+
+
+class LastPeeking(MiddlePeeking):
+    peeking = 2
+
+
+class Crowd(Hydra):
+    """Answers otherwise when several starts are asked for."""
+
+    def log_probs(self, tokens, hidden, starts):
+        blocks = super().log_probs(tokens, hidden, starts)
+        return blocks if starts.shape[1] == 1 else blocks.flip(-1)
+
+
+class Silent(Hydra):
+    def log_probs(self, tokens, hidden, starts):
+        return super().log_probs(tokens, hidden, starts) * torch.nan
+
+
+class Broken(Hydra):
+    def log_probs(self, tokens, hidden, starts):
+        raise KeyError("weights")
+
+
+class Narrow(Hydra):
+    def log_probs(self, tokens, hidden, starts):
+        return super().log_probs(tokens, hidden, starts)[..., :20]
+
+
+class Deep(Hydra):
+    hidden_layers = (99,)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(Peeking, "changes with tokens"), (LateState, "hidden states before"), (Unnormalised, "sum of probabilities")],
+    [
+        (Peeking, "depth 1 .* changes with tokens"),
+        (LateState, "depth 1 .* with hidden states"),
+        (MiddlePeeking, "depth 2 .* changes with tokens"),
+        (LastPeeking, "depth 3 .* changes with tokens"),
+        (Crowd, "with the other starts asked for"),
+        (Unnormalised, "sum of probabilities"),
+        (Silent, "gave NaN"),
+        (Broken, "log_probs raised KeyError"),
+        (Narrow, r"allowed: \(1, 1, 3, 40\)|allowed: \(1, 3, 3, 40\)"),
+        (Deep, "hidden layer: found 99"),
+    ],
 )
 def test_block_drafters_that_cheat_are_refused_invariant(target, prompts_path, tmp_path, kind, message):
     with pytest.raises(ValueError, match=message):
@@ -238,6 +292,8 @@ def test_block_drafters_that_cheat_are_refused_invariant(target, prompts_path, t
     [
         ("skip:9", "found layer 9; allowed: 0 to 3"),
         ("skip:x", "allowed: hf:PATH, skip"),
+        ("skip:", "allowed: hf:PATH, skip"),
+        ("py:json", "allowed: hf:PATH"),
         ("round:0", "allowed: 1 to 16"),
         ("ngram:0", "allowed: hf:PATH"),
         ("hf:/nowhere", "no such folder"),
@@ -248,7 +304,7 @@ def test_block_drafters_that_cheat_are_refused_invariant(target, prompts_path, t
     ],
 )
 def test_bad_specs_are_refused_invariant(target, spec, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ms.RequestError, match=message):
         parse_drafter(spec, target)
 
 
@@ -269,6 +325,11 @@ def test_shared_weights_are_left_alone_invariant(target):
     ("line", "message"),
     [
         ("{", "line 1: not JSON"),
+        ('{"prompt": 5}', "line 1: prompt: found 5"),
+        ('{"messages": "hi"}', "line 1: messages: found 'hi'"),
+        ('{"prompt_tokens": 5}', "token ids from 0 to 39"),
+        ('{"id": "", "prompt": "w3"}', "line 1: id: found ''"),
+        ('{"benchmark": "\\ud800", "prompt": "w3"}', "line 1: benchmark"),
         ("[1]", "allowed: a JSON object"),
         ('{"id": "a"}', "exactly one"),
         ('{"prompt": "w3", "prompt_tokens": [1]}', "exactly one"),
@@ -295,8 +356,19 @@ def test_requests_that_cannot_work_are_refused_before_any_model_runs_invariant(p
         record("hf:/nowhere", {}, prompts_path, tmp_path)
     with pytest.raises(ValueError, match="drafter name"):
         record("hf:/nowhere", {"../x": "ngram:3"}, prompts_path, tmp_path / "run")
-    with pytest.raises(ValueError, match="at temperature 0"):
-        record("hf:/nowhere", {}, prompts_path, tmp_path / "run", temperature=0, rollouts_per_prompt=2)
+    for settings, message in (
+        ({"temperature": 0, "rollouts_per_prompt": 2}, "at temperature 0"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"temperature": 1e-38}, "temperature"),
+        ({"target_top": -1}, "target_top"),
+        ({"batch_size": 0}, "batch_size"),
+    ):
+        with pytest.raises(ms.RequestError, match=message):
+            record("hf:/nowhere", {}, prompts_path, tmp_path / "run", **settings)
+    with pytest.raises(ms.RequestError, match="found 'foo:bar'"):
+        record("hf:/nowhere", {"x": "foo:bar"}, prompts_path, tmp_path / "run")
+    with pytest.raises(ms.RequestError, match="target: found 'skip:1'"):
+        record("skip:1", {}, prompts_path, tmp_path / "run")
 
 
 def test_lookup_stops_before_a_stop_token_against_closed_form():
