@@ -1,0 +1,33 @@
+"""What the README shows is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+
+
+def run(*words):
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
+def test_python_examples_run_invariant(code):
+    assert run(sys.executable, "-c", code)
+
+
+def test_table_is_what_the_command_prints_invariant():
+    (table,) = [text for kind, text in BLOCKS if kind == ""]
+    told = run(sys.executable, "-m", "markov_spec", "evaluate", "data/demo")
+    assert [line.split() for line in told.splitlines()] == [line.split() for line in table.splitlines()]
+
+
+def test_two_set_up_lines_invariant():
+    lines = [line for line in README.splitlines() if line.startswith("python3 -m venv ")]
+    assert len(lines) == 2
+    assert lines[0].endswith("markov-spec evaluate data/demo")
