@@ -12,7 +12,7 @@ LEVELS = {
     "arrays": 0, "metrics": 0, "latency": 0, "comparison": 0, "_jit": 0,
     "store": 1, "acceptance": 1, "chain": 1,
     "drafting": 2, "sources": 2, "certificates": 2, "simulation": 2, "objectives": 2,
-    "evaluation": 3, "report": 4, "cli": 5, "__init__": 6,
+    "evaluation": 3, "report": 4, "cli": 5, "__init__": 6, "__main__": 6,
 }  # fmt: skip
 FORBIDDEN = {("simulation", "chain")}
 TORCH_IN = ("objectives", "sources", "chain/_torch")
