@@ -75,7 +75,8 @@ def _write_part(
     part = find_part(parts, name, list(given), rows.owner)
     columns = {key: value if hasattr(value, "dtype") else np.asarray(value) for key, value in given.items()}
     where = f"{rows.owner}: {name}"
-    sizes = trailing_sizes(part, columns, int(rows.indptr[-1]), rows.depth, where)
+    shapes = {key: tuple(int(n) for n in value.shape) for key, value in columns.items()}
+    sizes = trailing_sizes(part, shapes, int(rows.indptr[-1]), rows.depth, where)
     tables = _part_tables(columns, part, sizes, rows, where)
     file = write_file(root, f"{prefix}{name}-00000.parquet", part_schema(part, list(columns)), tables)
     return {"columns": sizes, "files": [file]}
@@ -107,7 +108,8 @@ def write_drafter(folder: Path, drafts: Drafts, ids: Sequence[str], indptr: Arra
     owner = f"drafter {drafts.name!r}"
     if "law" in drafts.parts:
         raise ValueError(f"{owner}: found part 'law' in parts; allowed: log_q, rank and drafted of the Drafts")
-    rows = Rows(owner, ids, indptr, drafts.depth, 0, len(ids), source_starts(drafts, ids, indptr))
+    starts, one_hot = source_starts(drafts, ids, indptr), drafts.rule == "match" and drafts.rank is None
+    rows = Rows(owner, ids, indptr, drafts.depth, 0, len(ids), starts, one_hot=one_hot)
     law = {"log_q": drafts.log_q, "rank": drafts.rank, "drafted": drafts.drafted}
     parts = {"law": {key: value for key, value in law.items() if value is not None}, **drafts.parts}
     entries = {name: _write_part(folder, "", name, columns, DRAFTER_PARTS, rows) for name, columns in parts.items()}

@@ -1,26 +1,62 @@
-"""Folders that appear whole or not at all: written beside, then renamed into place."""
+"""Folders that appear whole or not at all: written beside, then moved into place in one step.
+
+A new folder is renamed into place, which fails where anything stands. An old one is exchanged with the new one in one
+step where the system can (Linux); elsewhere by two renames, between which a kill leaves no folder but ``.NAME.old-*``.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from markov_spec.store.files import sync
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>tmp|old)-\d+-[0-9a-f]{8}")
+# What a rename onto something says: a folder that holds anything, or a file.
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+_CANNOT = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}
+_HERE, _RENAME_EXCHANGE = -100, 2
 
 
-def leftovers(parent: Path, name: str | None = None) -> list[tuple[Path, str]]:
-    """Folders that interrupted writes left in ``parent``, each with its state: ``tmp`` (half) or ``old`` (whole)."""
+class Leftover(NamedTuple):
+    """A folder that an interrupted write left, where it belongs, and its state: ``tmp`` or ``old`` (whole)."""
+
+    path: Path
+    place: Path
+    state: str
+
+
+def leftovers(parent: Path, name: str | None = None) -> list[Leftover]:
+    """What interrupted writes left in ``parent``, of all folders or of one.
+
+    Raises
+    ------
+    OSError
+        If ``parent`` cannot be listed.
+    """
     if not parent.is_dir():
         return []
     matches = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(parent.iterdir()))
-    return [(path, m["state"]) for path, m in matches if m and name in (None, m["name"])]
+    return [Leftover(p, p.with_name(m["name"]), m["state"]) for p, m in matches if m and name in (None, m["name"])]
+
+
+def vanished(parent: Path, name: str | None = None) -> dict[Path, Path]:
+    """Folders missing since their replacement was cut between its two renames, each with where the old one lies."""
+    return {
+        left.place: left.path
+        for left in leftovers(parent, name)
+        if left.state == "old" and not os.path.lexists(left.place)
+    }
 
 
 def _beside(path: Path, state: str) -> Path:
@@ -28,30 +64,87 @@ def _beside(path: Path, state: str) -> Path:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to fill; on success it takes the place of ``path``, on failure it goes and ``path`` stays."""
+def whole_folder(path: Path, taken: str | None = None) -> Iterator[Path]:
+    """Give a folder to fill; on success it takes the place of ``path``, on failure it goes and ``path`` stays.
+
+    Raises
+    ------
+    ValueError
+        With the text ``taken``, if it is given and something stands at ``path``; without, that is replaced.
+    """
     half = _beside(path, "tmp")
     half.mkdir()
     try:
         yield half
         for folder in (*half.rglob("*/"), half):
             sync(folder)
-        _put(half, path)
+        replaced = _put(half, path, taken)
     except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
+        _remove(half)
         raise
     sync(path.parent)
+    if replaced is not None:
+        _remove(replaced)
 
 
-def _put(half: Path, path: Path) -> None:
-    if not path.exists():
-        half.rename(path)
-        return
+def _put(half: Path, path: Path, taken: str | None) -> Path | None:
+    """Move ``half`` to ``path``; give where that which stood there now lies."""
+    while True:
+        try:
+            half.rename(path)
+            return None
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        if taken is not None:
+            raise ValueError(taken)
+        try:
+            return half if _exchange(half, path) else _rename_twice(half, path)
+        except OSError as error:
+            if error.errno not in {*_TAKEN, errno.ENOENT}:  # else: another process replaced it meanwhile
+                raise
+
+
+def _rename_twice(half: Path, path: Path) -> Path:
     old = _beside(path, "old")
-    path.rename(old)
     try:
+        path.rename(old)
         half.rename(path)
     except BaseException:
-        old.rename(path)
+        if not path.exists():
+            with suppress(FileNotFoundError):
+                old.rename(path)
+        _remove(old)
         raise
-    shutil.rmtree(old)
+    return old
+
+
+@cache
+def _renameat2() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    found: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    return found  # type: ignore[no-any-return]
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two paths in one step; False, with nothing done, where the system or the file system cannot."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def _remove(path: Path) -> None:
+    """Remove what is no longer wanted; what cannot be removed is a leftover."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

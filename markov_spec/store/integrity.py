@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,12 +16,15 @@ from markov_spec.metrics import surprise_z
 from markov_spec.store.folder import Folder
 from markov_spec.store.install import leftovers
 from markov_spec.store.manifest import MANIFEST, fingerprint
-from markov_spec.store.reader import Store, drafter_folder, drafter_names, target_folder
+from markov_spec.store.opening import drafter_folder, drafter_names, target_folder
+from markov_spec.store.reader import Store
 from markov_spec.store.schema import FIXED_SCHEMAS
 from markov_spec.store.values import Rows, check_columns
 
 T = TypeVar("T")
 SUSPECT_Z = 4.0
+# The sum of fewer is too far from normal to judge by.
+FEWEST_TOKENS = 200
 Severity = Literal["error", "warning", "note"]
 
 
@@ -85,31 +89,40 @@ def check_integrity(path: str | Path) -> list[Finding]:
     ...     sound, [(f.severity, f.where) for f in ms.store.check_integrity(store.path)]
     ([], [('error', 'rollouts/part-00000.parquet')])
     """
-    root = Path(path).resolve()
+    root = Path(os.path.realpath(path))
     report = _Report()
-    report.run(".", lambda: _check_leftovers(root, report))
+    for parent, name in ((root.parent, root.name), (root / "drafters", None)):
+        _check_leftovers(parent, name, report)
     target = report.run(MANIFEST, lambda: target_folder(root))
     if target is None:
         return report.findings
     sound = _sound_parts(target, "", report)
     rollouts = report.run(_file(target, "", "rollouts"), Store(target, {}).rollouts) if "rollouts" in sound else None
     if rollouts is not None:
-        _check_rollouts(rollouts, target, report)
+        report.run(MANIFEST, lambda: _check_rollouts(rollouts, target, report))
         vocab_size = target.manifest["metadata"].get("vocab_size")
         rows = Rows("target", rollouts.ids, rollouts.indptr, None, 0, len(rollouts), vocab_size=vocab_size)
         _check_values(target, sound, "", rows, report)
         if "divergence" in sound:
             report.run(_file(target, "", "divergence"), lambda: _check_surprise(Store(target, {}), rollouts, report))
-    mark = target.manifest["fingerprint"]
     for name in report.run("drafters", lambda: drafter_names(root)) or []:
-        _check_drafter(root, name, mark, rollouts, report)
+        _check_drafter(target, name, rollouts, report)
     return report.findings
 
 
-def _check_leftovers(root: Path, report: _Report) -> None:
-    for left, state in leftovers(root.parent, root.name) + leftovers(root / "drafters"):
-        what = "half written" if state == "tmp" else "the old folder, whole"
-        report.add("note", str(left), f"left by an interrupted write ({what}); it is not read and may be removed")
+def _check_leftovers(parent: Path, name: str | None, report: _Report) -> None:
+    try:
+        for left in leftovers(parent, name):
+            if left.state == "tmp" or os.path.lexists(left.place):  # else: the only copy, which opening names
+                what = "half written, or replaced" if left.state == "tmp" else "the old folder, whole"
+                message = f"left by an interrupted write ({what}); it is not read and may be removed"
+                report.add("note", str(left.path), message)
+        if name is None and parent.is_dir():
+            for path in sorted(parent.iterdir()):
+                if path.is_file() and not path.name.startswith("."):
+                    report.add("note", f"{parent.name}/{path.name}", "a file that is no drafter; it is not read")
+    except OSError as error:
+        report.add("note", str(parent), f"cannot be listed, so it was not searched for interrupted writes: {error}")
 
 
 def _file(folder: Folder, where: str, name: str) -> str:
@@ -137,8 +150,9 @@ def _check_rollouts(rollouts: Rollouts, target: Folder, report: _Report) -> None
     ):
         if facts[key] != found:
             report.add("error", MANIFEST, f"{key}: found {facts[key]}; the rollouts give {found}")
-    temperature = (facts["metadata"].get("sampling") or {}).get("temperature")
-    if temperature and rollouts.log_p.size and not np.any(rollouts.log_p):
+    sampling = facts["metadata"].get("sampling") or {}
+    temperature = sampling.get("temperature")
+    if temperature and sampling.get("top_k") != 1 and rollouts.log_p.size and not np.any(rollouts.log_p):
         report.add(
             "warning",
             _file(target, "", "rollouts"),
@@ -152,8 +166,12 @@ def _check_surprise(store: Store, rollouts: Rollouts, report: _Report) -> None:
         return
     z = surprise_z(rollouts.log_p, spread["entropy"], spread["varentropy"])
     where = _file(store._target, "", "divergence")
+    count = int(np.count_nonzero(spread["varentropy"]))
     if z is None:
         report.add("note", where, "no z-statistic: nothing in these rollouts was random")
+    elif count < FEWEST_TOKENS:
+        judged = f"{count} random tokens; fewer than {FEWEST_TOKENS}, so it judges nothing"
+        report.add("note", where, f"z-statistic {z:.2f} of {judged}")
     elif abs(z) <= SUSPECT_Z:
         report.add("note", where, f"z-statistic {z:.2f}: the rollouts fit the distribution recorded for them")
     else:
@@ -175,12 +193,14 @@ def _check_values(folder: Folder, sound: list[str], where: str, rows: Rows, repo
             report.run(_file(folder, where, name), partial(check, name))
 
 
-def _check_drafter(root: Path, name: str, mark: str, rollouts: Rollouts | None, report: _Report) -> None:
+def _check_drafter(target: Folder, name: str, rollouts: Rollouts | None, report: _Report) -> None:
     where = f"drafters/{name}"
-    folder = report.run(f"{where}/{MANIFEST}", lambda: drafter_folder(root, name, mark))
+    folder = report.run(f"{where}/{MANIFEST}", lambda: drafter_folder(target, name))
     if folder is None:
         return
     sound = _sound_parts(folder, f"{where}/", report)
     if rollouts is not None:
-        rows = Rows(folder.owner, rollouts.ids, rollouts.indptr, folder.manifest["depth"], 0, len(rollouts))
+        facts = folder.manifest
+        one_hot = facts["rule"] == "match" and "rank" not in folder.sizes("law")
+        rows = Rows(folder.owner, rollouts.ids, rollouts.indptr, facts["depth"], 0, len(rollouts), one_hot=one_hot)
         _check_values(folder, sound, f"{where}/", rows, report)

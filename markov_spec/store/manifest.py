@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
-from markov_spec.arrays import Rollouts
+from markov_spec.arrays import ABSENT, Kind, Rollouts
 from markov_spec.store.files import sync
+from markov_spec.store.metadata import checked_metadata, plain
 from markov_spec.store.schema import DRAFTER_FORMAT, SCHEMA_VERSION, STORE_FORMAT
 
 MANIFEST = "manifest.json"
 Manifest = dict[str, Any]
 
-_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    STORE_FORMAT: {"fingerprint": str, "rollouts": int, "positions": int, "metadata": dict, "parts": dict},
+_LARGEST = 2**63 - 1
+_KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    STORE_FORMAT: {
+        "fingerprint": (str,),
+        "rollouts": (int,),
+        "positions": (int,),
+        "metadata": (dict,),
+        "parts": (dict,),
+    },
     DRAFTER_FORMAT: {
-        "name": str,
-        "kind": str,
-        "rule": str,
+        "name": (str,),
+        "kind": (str,),
+        "rule": (str,),
         "depth": (int, type(None)),
-        "target_fingerprint": str,
-        "metadata": dict,
-        "parts": dict,
+        "target_fingerprint": (str,),
+        "metadata": (dict,),
+        "parts": (dict,),
     },
 }
+_TYPES = {str: "text", int: f"an integer, 0 to {_LARGEST}", dict: "a mapping", type(None): "null"}
+_NEEDED = {STORE_FORMAT: "rollouts", DRAFTER_FORMAT: "law"}
 
 
 def fingerprint(rollouts: Rollouts) -> str:
@@ -59,45 +70,94 @@ def read_manifest(folder: Path, form: str) -> Manifest:
     Raises
     ------
     ValueError
-        If it is absent, no JSON, of another format or schema version, edited, damaged or incomplete.
+        If it is absent, no JSON, of another format or schema version, edited, damaged, incomplete or impossible.
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = _load(path)
+        _check_form(manifest, form, path)
+        _check_facts(manifest, form, path)
     except FileNotFoundError:
         raise ValueError(f"{folder}: no {form}: {MANIFEST} is missing") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise ValueError(f"{path}: no valid JSON: {error}") from error
+    checked: Manifest = manifest
+    return checked
+
+
+def _load(path: Path) -> Any:
+    data = path.read_bytes()
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: no valid JSON: {error}") from error
+
+
+def replaced(folder: Path, manifest: Manifest) -> bool:
+    """Whether another sound manifest has taken the place of ``manifest``."""
+    try:
+        return bool(read_manifest(folder, manifest["format"])["checksum"] != manifest["checksum"])
+    except ValueError:
+        return False
+
+
+def _check_form(manifest: Any, form: str, path: Path) -> None:
     if not isinstance(manifest, dict) or manifest.get("format") != form:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise ValueError(f"{path}: found format {found!r}; allowed: {form!r}")
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        found = manifest.get("schema_version")
+    found = manifest.get("schema_version")
+    if not _whole(found) or found != SCHEMA_VERSION:
         raise ValueError(f"{path}: found schema_version {found!r}; allowed: {SCHEMA_VERSION}")
     if manifest.get("checksum") != _checksum(manifest):
         raise ValueError(f"{path}: its checksum differs from its content: damaged, or edited by hand")
-    for key, kind in _KEYS[form].items():
-        if not isinstance(manifest.get(key), kind):
-            raise ValueError(f"{path}: {key}: found {manifest.get(key)!r}; allowed: {kind}")
+
+
+def _check_facts(manifest: Manifest, form: str, path: Path) -> None:
+    for key, kinds in _KEYS[form].items():
+        value = manifest.get(key)
+        if key not in manifest or type(value) not in kinds or (type(value) is int and not _whole(value)):
+            found = repr(value) if key in manifest else "nothing"
+            raise ValueError(f"{path}: {key}: found {found}; allowed: {' or '.join(_TYPES[kind] for kind in kinds)}")
+    if form == DRAFTER_FORMAT:
+        _check_kind(manifest["kind"], manifest["depth"], path)
+        plain(manifest["metadata"], f"{path}: metadata")
+    else:
+        checked_metadata(manifest["metadata"], f"{path}: metadata")
     for name, entry in manifest["parts"].items():
         _check_entry(entry, f"{path}: part {name!r}")
-    return manifest
+    if _NEEDED[form] not in manifest["parts"]:
+        raise ValueError(f"{path}: part {_NEEDED[form]!r} is missing")
+
+
+def _whole(value: Any, largest: int = _LARGEST) -> bool:
+    return type(value) is int and 0 <= value <= largest
+
+
+def _check_kind(kind: str, depth: int | None, path: Path) -> None:
+    if kind not in get_args(Kind):
+        raise ValueError(f"{path}: found kind {kind!r}; allowed: {', '.join(get_args(Kind))}")
+    if (depth is None) != (kind == "autoregressive"):
+        allowed = "null" if kind == "autoregressive" else "an integer >= 0"
+        raise ValueError(f"{path}: found depth {depth!r} of kind {kind!r}; allowed: {allowed}")
 
 
 def _check_entry(entry: Any, where: str) -> None:
     try:
-        for sizes in entry["columns"].values():
-            if not all(isinstance(n, int) and n >= 0 for n in sizes):
-                raise ValueError(f"{where}: found sizes {sizes!r}; allowed: a list of integers >= 0")
+        for name, sizes in entry["columns"].items():
+            if type(sizes) is not list or not all(_whole(n, ABSENT) for n in sizes) or math.prod(sizes) > ABSENT:
+                raise ValueError(
+                    f"{where}: {name}: found sizes {sizes!r}; allowed: a list of integers >= 0, at most {ABSENT} "
+                    "values for each position"
+                )
         if not entry["files"]:
             raise ValueError(f"{where}: found no files; allowed: one or more")
         for file in entry["files"]:
             path = PurePosixPath(file["path"])
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError(f"{where}: found path {file['path']!r}; allowed: a path inside the folder")
-            if not all(isinstance(file[key], kind) for key, kind in (("bytes", int), ("rows", int), ("sha256", str))):
+            if not (_whole(file["bytes"]) and _whole(file["rows"]) and type(file["sha256"]) is str):
                 raise ValueError(f"{where}: found file entry {file!r}; allowed: bytes, rows, sha256")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{where}: incomplete entry: {error!r}") from error

@@ -55,15 +55,15 @@ def _check_known(values: Mapping[str, Any], known: Mapping[str, Check], where: s
             raise ValueError(f"{where}.{key}: found {values[key]!r}; allowed: {allowed}")
 
 
-def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the metadata as JSON will hold it, tuples as lists.
+def checked_metadata(metadata: Mapping[str, Any], where: str = "metadata") -> dict[str, Any]:
+    """Copy the metadata as JSON will hold it, tuples as lists; ``where`` is named in errors.
 
     Raises
     ------
     ValueError
         If a value is no JSON, or a known key has a wrong type.
     """
-    facts: dict[str, Any] = plain(metadata, "metadata")
-    _check_known(facts, _KNOWN, "metadata")
-    _check_known(facts.get("sampling") or {}, _SAMPLING, "metadata.sampling")
+    facts: dict[str, Any] = plain(metadata, where)
+    _check_known(facts, _KNOWN, where)
+    _check_known(facts.get("sampling") or {}, _SAMPLING, f"{where}.sampling")
     return facts

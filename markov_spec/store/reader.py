@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import numpy as np
 
 from markov_spec.arrays import Array, Drafts, Rollouts
 from markov_spec.store.files import list_values
-from markov_spec.store.folder import Folder
-from markov_spec.store.install import leftovers
-from markov_spec.store.manifest import MANIFEST, read_manifest
-from markov_spec.store.schema import DRAFTER_FORMAT, DRAFTER_PARTS, FIXED_SCHEMAS, STORE_FORMAT, TARGET_PARTS
+from markov_spec.store.folder import Folder, ReplacedError
+from markov_spec.store.opening import drafter_folder, drafter_names, target_folder
+from markov_spec.store.schema import FIXED_SCHEMAS
+
+# Another process may replace what is being opened; that it does so each time is unlikely.
+OPENING_TRIES = 3
 
 
 class Store:
     """A store on disk: what the target said, and what each drafter would have said. Opened by ``open_store``.
 
-    Nothing is read before it is asked for. Reading uses no thread pool, so forked workers may read, too.
+    Nothing is read before it is asked for. Reading uses no thread pool, so forked workers may read, too. What is read
+    is of the folders that were opened: once they were replaced, reading is a ValueError that says so.
     """
 
     def __init__(self, target: Folder, drafters: dict[str, Folder]) -> None:
@@ -185,8 +189,8 @@ class Store:
             "target": {**self.metadata, "parts": list(self.parts)},
             "drafters": {
                 name: {
-                    **{key: self._drafters[name].manifest[key] for key in ("kind", "rule", "depth")},
                     **self._drafters[name].manifest["metadata"],
+                    **{key: self._drafters[name].manifest[key] for key in ("kind", "rule", "depth")},
                     "parts": list(self.drafter_parts(name)),
                 }
                 for name in self.drafters
@@ -217,40 +221,6 @@ class Store:
         )
 
 
-def target_folder(path: str | Path) -> Folder:
-    """Read the target's manifest."""
-    root = Path(path).resolve()
-    try:
-        return Folder(root, read_manifest(root, STORE_FORMAT), TARGET_PARTS, "target")
-    except ValueError as error:
-        whole = [str(left) for left, state in leftovers(root.parent, root.name) if state == "old"]
-        if whole and not root.exists():
-            raise ValueError(f"{error}; an interrupted replacement left the old one at {whole[-1]}") from None
-        raise
-
-
-def drafter_names(root: Path) -> list[str]:
-    """Folders of drafters, without what interrupted writes left."""
-    home = root / "drafters"
-    return sorted(p.name for p in home.iterdir() if not p.name.startswith(".")) if home.is_dir() else []
-
-
-def drafter_folder(root: Path, name: str, target: str) -> Folder:
-    """Read a drafter's manifest; refuse one recorded against another target."""
-    folder = root / "drafters" / name
-    manifest = read_manifest(folder, DRAFTER_FORMAT)
-    if manifest["name"] != name:
-        raise ValueError(f"{folder / MANIFEST}: found name {manifest['name']!r}; allowed: {name!r}, as the folder")
-    if manifest["target_fingerprint"] != target:
-        raise ValueError(
-            f"{folder / MANIFEST}: found target_fingerprint {manifest['target_fingerprint']}; allowed: {target}: "
-            f"drafter {name!r} was recorded against other rollouts"
-        )
-    if "law" not in manifest["parts"]:
-        raise ValueError(f"{folder / MANIFEST}: part 'law' is missing")
-    return Folder(folder, manifest, DRAFTER_PARTS, f"drafter {name!r}")
-
-
 def open_target(path: str | Path) -> Store:
     """Open a store without its drafters, so that a damaged one can be replaced."""
     target = target_folder(path)
@@ -277,8 +247,9 @@ def open_store(path: str | Path, *, verify: bool = False) -> Store:
     Raises
     ------
     ValueError
-        If the folder is no store, of another schema version, incomplete or damaged, or a drafter was recorded against
-        other rollouts. ``markov_spec.store.check_integrity`` lists all that is wrong.
+        If the folder is no store, of another schema version, incomplete or damaged, a drafter was recorded against
+        other rollouts, or its replacement was cut off between two renames.
+        ``markov_spec.store.check_integrity`` lists all that is wrong.
 
     Examples
     --------
@@ -289,8 +260,15 @@ def open_store(path: str | Path, *, verify: bool = False) -> Store:
     ...     ms.open_store(f"{folder}/run", verify=True).metadata
     {'vocab_size': 8}
     """
+    for _ in range(OPENING_TRIES):
+        with suppress(ReplacedError):
+            return _open(path, verify)
+    return _open(path, verify)
+
+
+def _open(path: str | Path, verify: bool) -> Store:
     store = open_target(path)
-    drafters = {name: drafter_folder(store.path, name, store.fingerprint) for name in drafter_names(store.path)}
+    drafters = {name: drafter_folder(store._target, name) for name in drafter_names(store.path)}
     for folder in drafters.values():
         for name in folder.names:
             folder.check_files(name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from markov_spec.arrays import Array, as_float, locate
-from markov_spec.store.schema import FLOAT, NO_TOKEN, Column, Part
+from markov_spec.store.schema import DRAFTER_PARTS, FLOAT, NO_TOKEN, Column, Part
 
 Columns = Mapping[str, Any]
 
@@ -20,7 +20,8 @@ class Rows:
 
     ``starts[i]`` is the first source row of the store's rollout ``i``; None: the source is in the store's order.
     ``depth`` is the recorded ``K`` of a block drafter, else None. ``vocab_size`` bounds list ids; None: no bound, as
-    a drafter's vocabulary may be padded wider than the target's. ``owner`` is named in errors.
+    a drafter's vocabulary may be padded wider than the target's. ``one_hot``: ``log_q`` of the law decides a match, so
+    it is 0 or ``-inf``. ``owner`` is named in errors.
     """
 
     owner: str
@@ -31,6 +32,7 @@ class Rows:
     last: int
     starts: Array | None = None
     vocab_size: int | None = None
+    one_hot: bool = False
 
     @property
     def offsets(self) -> Array:
@@ -77,13 +79,14 @@ def spans(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def trailing_sizes(part: Part, columns: Columns, rows: int, depth: int | None, where: str) -> dict[str, list[int]]:
+def trailing_sizes(
+    part: Part, shapes: Mapping[str, tuple[int, ...]], rows: int, depth: int | None, where: str
+) -> dict[str, list[int]]:
     """Check shapes against the part's axes; give each column's sizes after the position."""
     sizes: dict[str, list[int]] = {}
     known = {} if depth is None else {"block": depth}
-    for name, values in columns.items():
+    for name, found in shapes.items():
         axes = part[name].trailing_axes(depth)
-        found = tuple(int(n) for n in values.shape)
         wanted = (rows, *(known.get(axis, -1) for axis in axes))
         if len(found) != len(wanted) or any(w not in (-1, n) for n, w in zip(found, wanted, strict=True)):
             letters = ", ".join(str(known.get(axis, "M" if axis == "entry" else "K")) for axis in axes)
@@ -133,6 +136,10 @@ def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[
         rows.refuse(bad, values, column, what, f"{column.low:.10g} to {high:.10g}")
         typed = np.ascontiguousarray(values, dtype=column.type.to_pandas_dtype())
         out[name] = typed if inside.all() else np.where(inside, typed, typed.dtype.type(column.fill))
+        if rows.one_hot and part is DRAFTER_PARTS["law"] and name == "log_q":
+            soft = (typed != 0) & (typed != -np.inf) & inside
+            allowed = "0 or -inf, a draft fixed beforehand, as rule 'match' finds no rank: record rank"
+            rows.refuse(soft, typed, column, what, allowed)
     if "ids" in out:
         _check_lists(out, part, rows, where)
     return out

@@ -14,6 +14,7 @@ from markov_spec.store.files import check_text
 from markov_spec.store.install import whole_folder
 from markov_spec.store.manifest import MANIFEST, fingerprint, write_manifest
 from markov_spec.store.metadata import checked_metadata
+from markov_spec.store.opening import drafters_home
 from markov_spec.store.reader import Store, open_store, open_target
 from markov_spec.store.schema import STORE_FORMAT, check_name
 from markov_spec.store.values import Columns
@@ -39,7 +40,10 @@ def write_store(
 ) -> Store:
     """Write what the target said and what each drafter would have said to a new folder.
 
-    The folder appears whole or not at all: an interrupted write leaves nothing, or the store that stood there.
+    The folder appears whole or not at all: a write that fails leaves nothing, or the store that stood there; one that
+    is killed may leave a hidden folder beside it, too, which ``check_integrity`` notes. ``overwrite`` exchanges old
+    and new in one step on Linux. Where the system or the file system cannot, a kill between its two renames leaves no
+    store but the old one as ``.NAME.old-*``; opening says where.
 
     Parameters
     ----------
@@ -83,7 +87,9 @@ def write_store(
     Raises
     ------
     ValueError
-        On values that are no log-probabilities, shapes that disagree, ids that differ, an existing ``path``.
+        On values that are no log-probabilities, shapes that disagree, ids that differ, an existing ``path`` (if it
+        appeared during the write, too), or a drafter of rule ``"match"`` without ``rank`` whose ``log_q`` is not 0 or
+        ``-inf``.
 
     Examples
     --------
@@ -96,7 +102,8 @@ def write_store(
     (Rollouts(1 rollout, 3 tokens, 1 prompt, benchmarks: all), ('quant5',))
     """
     root = Path(path).resolve()
-    _check_free(root, overwrite)
+    taken = None if overwrite else f"{root}: exists; pass overwrite=True to replace a store"
+    _check_free(root, taken)
     count = check_indptr(indptr).size - 1
     rollouts = Rollouts(
         rollout_ids,
@@ -117,7 +124,7 @@ def write_store(
     check_text(rollouts.ids, "rollout id")
     root.parent.mkdir(parents=True, exist_ok=True)
     mark = fingerprint(rollouts)
-    with whole_folder(root) as folder:
+    with whole_folder(root, taken) as folder:
         entries = write_target(folder, rollouts, parts, facts.get("vocab_size"))
         if vocab is not None:
             entries["vocab"] = write_vocab(folder, vocab, _occurring(rollouts, parts, drafters))
@@ -132,6 +139,8 @@ def write_store(
 
 def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) -> Store:
     """Add one drafter's drafts to a store, aligned by rollout id.
+
+    The drafter appears whole or not at all, as a store does in ``write_store``.
 
     Parameters
     ----------
@@ -149,7 +158,8 @@ def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) ->
     Raises
     ------
     ValueError
-        If ids are missing, unknown or doubled, lengths differ, values are no log-probabilities, or the drafter exists.
+        If ids are missing, unknown or doubled, lengths differ, values are no log-probabilities, the drafter exists (if
+        it appeared meanwhile, too), or its rule is ``"match"`` without ``rank`` and ``log_q`` is not 0 or ``-inf``.
 
     Examples
     --------
@@ -157,26 +167,30 @@ def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) ->
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a", "b"], prompt_ids=["p", "p"],
     ...         tokens=np.array([5, 6, 7]), indptr=[0, 1, 3], log_p=np.log([.5, .9, .4]), drafters={})
-    ...     swapped = ms.Drafts("ngram", "autoregressive", "match", np.array([-2., -3., -1.]), ids=["b", "a"])
+    ...     swapped = ms.Drafts("ngram", "autoregressive", "rejection", np.array([-2., -3., -1.]), ids=["b", "a"])
     ...     ms.add_drafter(store.path, swapped).drafter("ngram").log_q
     array([-1., -2., -3.], dtype=float32)
     """
     store = open_target(path)
-    place = store.path / "drafters" / check_name(drafts.name)
+    place = drafters_home(store.path) / check_name(drafts.name)
+    taken = f"{store.path}: drafter {drafts.name!r} exists; pass overwrite=True to replace it"
+    if place.is_file():
+        raise ValueError(f"{place}: exists and is no folder, so it is not replaced")
     if place.exists() and not overwrite:
-        raise ValueError(f"{store.path}: drafter {drafts.name!r} exists; pass overwrite=True to replace it")
+        raise ValueError(taken)
     ids, indptr = store.index
     place.parent.mkdir(exist_ok=True)
-    with whole_folder(place) as folder:
+    with whole_folder(place, None if overwrite else taken) as folder:
         write_drafter(folder, drafts, ids, indptr, store.fingerprint)
+        store._target.check_current()
     return open_store(store.path)
 
 
-def _check_free(root: Path, overwrite: bool) -> None:
+def _check_free(root: Path, taken: str | None) -> None:
     if not root.exists():
         return
-    if not overwrite:
-        raise ValueError(f"{root}: exists; pass overwrite=True to replace a store")
+    if taken is not None:
+        raise ValueError(taken)
     if not (root / MANIFEST).is_file():
         raise ValueError(f"{root}: exists and is no store ({MANIFEST} is missing), so it is not replaced")
 

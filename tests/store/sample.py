@@ -59,7 +59,7 @@ def arguments() -> dict[str, Any]:
         "benchmarks": ["chat", "chat", "math", "math"],
         "finish_reasons": ["stop", "length", "stop", "stop"],
         "turns": [0, 1, 0, 0],
-        "drafters": {"block": block, "auto": ms.Drafts("auto", "autoregressive", "match", logs(N))},
+        "drafters": {"block": block, "auto": ms.Drafts("auto", "autoregressive", "rejection", logs(N))},
         "parts": {
             "divergence": {"entropy": rng.random(N), "varentropy": rng.random(N)},
             "lists": lists(rng, (N,), "log_p"),

@@ -46,7 +46,7 @@ def test_write_store_aligns_by_id_against_closed_form(tmp_path: Path) -> None:
 def test_drafter_without_ids_stands_in_the_stores_order_against_closed_form(tmp_path: Path) -> None:
     values = -np.arange(1.0, 1 + N, dtype=np.float32)
     for indptr in (None, INDPTR):
-        drafts = ms.Drafts("d", "autoregressive", "match", values, indptr=indptr)
+        drafts = ms.Drafts("d", "autoregressive", "rejection", values, indptr=indptr)
         store = build(tmp_path / "s", drafters={"d": drafts}, overwrite=True)
         assert same_bits(store.drafter("d").log_q, values)
 
@@ -82,10 +82,10 @@ def test_error_in_permuted_rows_names_the_stores_position_against_closed_form(tm
 def test_existing_drafter_is_kept_unless_told_invariant(tmp_path: Path) -> None:
     store = build(tmp_path / "s")
     top = (store.path / "manifest.json").read_bytes()
-    new = ms.Drafts("auto", "autoregressive", "rejection", np.full(N, -3.0))
+    new = ms.Drafts("auto", "autoregressive", "match", np.full(N, -np.inf))
     with pytest.raises(ValueError, match="drafter 'auto' exists; pass overwrite=True"):
         ms.add_drafter(store.path, new)
-    assert store.drafter("auto").rule == "match"
+    assert store.drafter("auto").rule == "rejection"
     replaced = ms.add_drafter(store.path, new, overwrite=True).drafter("auto")
-    assert replaced.rule == "rejection" and (replaced.log_q == -3).all()
+    assert replaced.rule == "match" and (replaced.log_q == -np.inf).all()
     assert (store.path / "manifest.json").read_bytes() == top

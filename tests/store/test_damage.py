@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 
 import markov_spec as ms
 from markov_spec.store import folder as folder_module
+from markov_spec.store import reader
 from markov_spec.store.files import file_hash
 from tests.store.sample import N, build, rewrite_manifest, troubles
 
@@ -236,7 +237,8 @@ def test_wrong_fingerprint_and_counts_are_found_invariant(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sampling", "expected"), [({"temperature": 0.7}, ["warning"]), ({"temperature": 0}, []), ({}, [])]
+    ("sampling", "expected"),
+    [({"temperature": 0.7}, ["warning"]), ({"temperature": 0}, []), ({"temperature": 1, "top_k": 1}, []), ({}, [])],
 )
 def test_zero_log_probs_of_a_sampled_store_against_closed_form(tmp_path: Path, sampling: dict, expected: list) -> None:
     root = build(tmp_path / "s", log_p=np.zeros(N), metadata={"sampling": sampling}).path
@@ -252,10 +254,142 @@ def test_damage_in_many_places_is_listed_whole_invariant(tmp_path: Path) -> None
 
 
 def test_z_statistic_tells_a_fitting_record_from_a_wrong_one_against_closed_form(tmp_path):
-    log_p = np.log(np.array([0.5, 0.25] * 50))
-    spread = {"entropy": np.full(100, 1.04), "varentropy": np.full(100, 0.12)}
-    words = {"rollout_ids": ["a"], "prompt_ids": ["p"], "tokens": np.ones(100, dtype=int), "indptr": [0, 100]}
-    for name, scale, severity, told in (("fits", 1.0, "note", "z-statistic -0.01"), ("cold", 0.7, "warning", "-9.0")):
+    log_p = np.log(np.array([0.5, 0.25] * 150))
+    spread = {"entropy": np.full(300, 1.04), "varentropy": np.full(300, 0.12)}
+    words = {"rollout_ids": ["a"], "prompt_ids": ["p"], "tokens": np.ones(300, dtype=int), "indptr": [0, 300]}
+    for name, scale, severity, told in (("fits", 1.0, "note", "z-statistic -0.01"), ("cold", 0.7, "warning", "-15.6")):
         store = ms.write_store(tmp_path / name, **words, log_p=scale * log_p, parts={"divergence": spread})
         (finding,) = ms.store.check_integrity(store.path)
         assert finding.severity == severity and told in finding.message
+
+
+@pytest.mark.parametrize(("count", "scale", "severity"), [(199, 0.7, "note"), (200, 0.7, "warning"), (200, 1, "note")])
+def test_z_statistic_of_few_tokens_judges_nothing_against_closed_form(
+    tmp_path: Path, count: int, scale: float, severity: str
+) -> None:
+    log_p = np.log(np.resize([0.5, 0.25], count))
+    spread = {"entropy": np.full(count + 50, 1.04), "varentropy": np.full(count + 50, 0.12)}
+    spread["entropy"][count:] = spread["varentropy"][count:] = 0  # these were not random
+    store = ms.write_store(
+        tmp_path / "s",
+        rollout_ids=["a"],
+        prompt_ids=["p"],
+        tokens=np.ones(count + 50, dtype=int),
+        indptr=[0, count + 50],
+        log_p=np.append(scale * log_p, np.zeros(50)),
+        parts={"divergence": spread},
+    )
+    (finding,) = ms.store.check_integrity(store.path)
+    assert finding.severity == severity and "z-statistic" in finding.message
+    assert ("199 random tokens; fewer than 200" in finding.message) == (count == 199)
+
+
+def test_parent_that_cannot_be_listed_is_a_note_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = build(tmp_path / "s").path
+    iterdir = Path.iterdir
+
+    def locked(path: Path) -> Iterator[Path]:
+        if path == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", locked)
+    (finding,) = troubles(root)
+    assert finding.severity == "note" and finding.where == str(tmp_path) and "cannot be listed" in finding.message
+    with pytest.raises(ValueError, match="absent: no markov_spec store"):
+        ms.open_store(tmp_path / "absent")
+
+
+def test_drafters_that_cannot_be_listed_are_refused_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = build(tmp_path / "s").path
+    iterdir = Path.iterdir
+
+    def locked(path: Path) -> Iterator[Path]:
+        if path.name == "drafters":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", locked)
+    with pytest.raises(ValueError, match=f"{root}/drafters: cannot be listed: .*Permission denied"):
+        ms.open_store(root)
+    assert _errors(root) == ["drafters"]
+
+
+def test_stray_file_beside_the_drafters_is_a_note_invariant(tmp_path: Path) -> None:
+    root = build(tmp_path / "s").path
+    for name in ("notes.txt", ".DS_Store"):
+        (root / "drafters" / name).write_text("x")
+    assert ms.open_store(root).drafters == ("auto", "block")
+    (finding,) = troubles(root)
+    assert (finding.severity, finding.where) == ("note", "drafters/notes.txt")
+    with pytest.raises(ValueError, match=r"drafters/notes\.txt: exists and is no folder, so it is not replaced"):
+        ms.add_drafter(root, ms.Drafts("notes.txt", "autoregressive", "match", np.zeros(N)), overwrite=True)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("/absent")])
+def test_drafter_folder_without_a_manifest_is_found_and_refused_invariant(tmp_path: Path, make: Callable) -> None:
+    root = build(tmp_path / "s").path
+    make(root / "drafters" / "half")
+    with pytest.raises(ValueError, match=r"drafters/half: no markov_spec drafter: manifest\.json is missing"):
+        ms.open_store(root)
+    assert _errors(root) == ["drafters/half/manifest.json"]
+    half = ms.Drafts("half", "autoregressive", "match", np.zeros(N))
+    assert ms.add_drafter(root, half, overwrite=True).drafters == ("auto", "block", "half")
+    assert [p.name for p in (root / "drafters").iterdir() if p.name.startswith(".")] == []
+
+
+def _replace_store(root: Path) -> None:
+    build(root, log_p=np.full(N, -2.0), overwrite=True)
+
+
+def _drop_drafters(root: Path) -> None:
+    build(root, log_p=np.full(N, -2.0), drafters={}, overwrite=True)
+
+
+def _replace_auto(root: Path) -> None:
+    ms.add_drafter(root, ms.Drafts("auto", "autoregressive", "match", np.zeros(N)), overwrite=True)
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(
+    ("replace", "read"),
+    [
+        (_replace_store, lambda s: s.rollouts()),
+        (_replace_store, lambda s: s.part("lists")),
+        (_replace_store, lambda s: s.drafter("block")),
+        (_drop_drafters, lambda s: s.drafter("auto")),
+        (_replace_auto, lambda s: s.drafter("auto")),
+        (_replace_auto, lambda s: s.drafter_part("auto", "law")),
+    ],
+)
+def test_store_replaced_since_it_was_opened_says_so_invariant(
+    tmp_path: Path, replace: Callable, read: Callable, used: bool
+) -> None:
+    store = build(tmp_path / "s")
+    if used:
+        read(store)  # its hashes are not compared again
+    replace(store.path)
+    with pytest.raises(ValueError, match="the store was replaced since it was opened; open it again"):
+        read(store)
+
+
+def test_drafter_added_since_the_store_was_opened_changes_nothing_invariant(tmp_path: Path) -> None:
+    store = build(tmp_path / "s")
+    _replace_auto(store.path)
+    assert store.drafter("block").depth == 2 and len(store.rollouts()) == 4
+
+
+def test_store_replaced_while_it_is_opened_is_opened_again_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = build(tmp_path / "s").path
+    names = reader.drafter_names
+
+    def late(path: Path) -> list[str]:
+        monkeypatch.undo()
+        found = names(path)
+        _replace_store(root)
+        return found
+
+    monkeypatch.setattr(reader, "drafter_names", late)
+    assert ms.open_store(root).rollouts().log_p[0] == -2

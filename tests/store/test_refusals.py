@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import markov_spec as ms
-from tests.store.sample import INDPTR, K, M, N, arguments, build
+from tests.store.sample import INDPTR, K, M, N, arguments, build, rewrite_manifest, troubles
 
 
 def _changed(values: np.ndarray, cell: Any, value: float) -> np.ndarray:
@@ -181,3 +181,40 @@ def test_shapes_agree_within_a_part_invariant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"target: lists: log_p: found shape \(9, 3\); allowed: \(9, 2\)"):
         build(tmp_path / "s", parts={"lists": lists})
     assert INDPTR[-1] == N
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "place"),
+    [
+        ("block", (4, 1), "rollout 'd', position 0, depth 2: found -0.5"),
+        ("autoregressive", (3,), "rollout 'b', position 0: found -0.5"),
+    ],
+)
+def test_match_without_rank_needs_one_hot_values_against_closed_form(
+    tmp_path: Path, kind: Any, cell: tuple, place: str
+) -> None:
+    shape = (N, K) if kind == "block" else (N,)
+    sure = np.where(np.arange(N * len(cell)) % 2, 0, -np.inf).reshape(shape)
+    soft = _changed(sure, cell, -0.5)
+    store = build(tmp_path / "s", drafters={})
+    message = f"drafter 'd': law: log_q: {place}; allowed: 0 or -inf, .*: record rank"
+    with pytest.raises(ValueError, match=message):
+        ms.add_drafter(store.path, ms.Drafts("d", kind, "match", soft))
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "t", drafters={"d": ms.Drafts("d", kind, "match", soft)})
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    rank = np.ones(shape, int)
+    for drafts in (ms.Drafts("d", kind, "match", sure), ms.Drafts("d", kind, "match", soft, rank)):
+        assert ms.add_drafter(store.path, drafts, overwrite=True).drafter("d").rule == "match"
+    ms.add_drafter(store.path, ms.Drafts("d", kind, "rejection", soft), overwrite=True)
+    rewrite_manifest(store.path / "drafters" / "d", rule="match")
+    (finding,) = troubles(store.path)
+    assert finding.severity == "error" and place in finding.message
+
+
+def test_match_without_rank_ignores_cells_past_the_ends_invariant(tmp_path: Path) -> None:
+    log_q = np.zeros((N, K))
+    log_q[[2, 3, 8], 1] = -0.5
+    lists = {"ids": np.zeros((N, K, 1), int), "log_q": np.full((N, K, 1), -0.5)}  # lists may be soft
+    drafts = ms.Drafts("d", "block", "match", log_q, parts={"lists": lists})
+    assert build(tmp_path / "s", drafters={"d": drafts}).drafter("d").rule == "match"

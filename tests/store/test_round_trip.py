@@ -41,7 +41,7 @@ def test_ragged_round_trip_invariant(data: st.DataObject) -> None:
     drafted = _array(draw, st.integers(0, depth), (rows,), np.int32)
     drafters = {
         "b": ms.Drafts("b", "block", "rejection", block, rank, drafted),
-        "a": ms.Drafts("a", "autoregressive", "match", auto),
+        "a": ms.Drafts("a", "autoregressive", "rejection", auto),
     }
     with tempfile.TemporaryDirectory() as folder:
         written = ms.write_store(
@@ -65,7 +65,7 @@ def test_ragged_round_trip_invariant(data: st.DataObject) -> None:
     assert same_bits(b.log_q[~outside], block[~outside]) and np.isnan(b.log_q[outside]).all()
     assert same_bits(b.rank, np.where(outside, ABSENT, rank).astype(np.int32)) and same_bits(b.drafted, drafted)
     assert same_bits(a.log_q, auto) and a.rank is None and a.drafted is None
-    assert (b.kind, b.rule, b.depth, a.kind, a.rule) == ("block", "rejection", depth, "autoregressive", "match")
+    assert (b.kind, b.rule, b.depth, a.kind, a.rule) == ("block", "rejection", depth, "autoregressive", "rejection")
     assert b.ids == tuple(ids) and same_bits(b.indptr, indptr)
 
 
@@ -124,7 +124,7 @@ def test_case_104_bfloat16_against_closed_form(tmp_path: Path) -> None:
 
 def test_float64_is_rounded_to_float32_against_closed_form(tmp_path: Path) -> None:
     log_p = np.log(np.linspace(0.1, 0.9, N))
-    auto = ms.Drafts("auto", "autoregressive", "match", np.where(np.arange(N) == 4, -1e39, log_p))
+    auto = ms.Drafts("auto", "autoregressive", "rejection", np.where(np.arange(N) == 4, -1e39, log_p))
     store = build(tmp_path / "s", log_p=log_p, drafters={"auto": auto})
     assert same_bits(store.rollouts().log_p, log_p.astype(np.float32))
     assert store.drafter("auto").log_q[4] == -np.inf
@@ -204,3 +204,10 @@ def test_absent_part_is_named_invariant(tmp_path: Path, name: str) -> None:
 
 def test_sample_has_cells_past_the_ends_invariant() -> None:
     assert past_end(arguments()["indptr"], K).sum() == 3 and len(IDS) == 4
+
+
+def test_facts_of_a_drafter_are_not_its_metadata_invariant(tmp_path: Path) -> None:
+    own = {"kind": "tree", "rule": "x", "depth": 99, "parts": [], "source": "m"}
+    drafts = ms.Drafts("d", "block", "rejection", np.zeros((N, K)), metadata=own)
+    facts = build(tmp_path / "s", drafters={"d": drafts}).facts()["drafters"]["d"]
+    assert facts == {"kind": "block", "rule": "rejection", "depth": K, "parts": ["law"], "source": "m"}

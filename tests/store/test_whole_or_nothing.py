@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 
 import markov_spec as ms
 from markov_spec.store import encode, install, writer
-from tests.store.sample import N, build, same_bits, troubles
+from tests.store.sample import N, build, rewrite_manifest, same_bits, troubles
 
 AUTO = ms.Drafts("auto", "autoregressive", "rejection", np.full(N, -3.0))
 
@@ -41,12 +44,31 @@ STEPS = [
 ]
 
 
+EXCHANGED = [(install.Path, "rename", 1, True), (install, "_exchange", 1, True)]
+# 1: onto the old one, refused; 2: the old one aside; 3: the new one into place
+RENAMED = [(install.Path, "rename", at, False) for at in (1, 2, 3)]
+
+
+def _no_exchange(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(install, "_exchange", lambda one, other: False)
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize(("module", "name", "at"), [*STEPS, (install.Path, "rename", 1), (install.Path, "rename", 2)])
+@pytest.mark.parametrize(
+    ("module", "name", "at", "exchange"), [*((*step, True) for step in STEPS), *EXCHANGED, *RENAMED]
+)
 def test_interrupted_replacement_leaves_the_old_store_invariant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, at: int, error: type[BaseException]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    at: int,
+    exchange: bool,
+    error: type[BaseException],
 ) -> None:
     build(tmp_path / "s")
+    if not exchange:
+        _no_exchange(monkeypatch)
     before = _tree(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(error, match="cut off"):
         patch.setattr(module, name, _failing(getattr(module, name), at, error))
@@ -66,70 +88,228 @@ def test_interrupted_write_leaves_nothing_invariant(
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "at"),
-    [
-        (encode, "write_file", 1),
-        (encode, "write_manifest", 1),
-        (install.Path, "rename", 1),
-        (install.Path, "rename", 2),
-    ],
+    ("module", "name", "at", "exchange"),
+    [(encode, "write_file", 1, True), (encode, "write_manifest", 1, True), *EXCHANGED, *RENAMED],
 )
 def test_interrupted_drafter_leaves_the_old_one_invariant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, at: int, exchange: bool
 ) -> None:
     store = build(tmp_path / "s")
     before = _tree(tmp_path)
+    if not exchange:
+        _no_exchange(monkeypatch)
     monkeypatch.setattr(module, name, _failing(getattr(module, name), at, OSError))
     with pytest.raises(OSError, match="cut off"):
         ms.add_drafter(store.path, AUTO, overwrite=True)
     assert _tree(tmp_path) == before
 
 
-def _killed_at(call: str, work: Callable[[], object]) -> None:
-    """Run ``work`` in a forked process that is killed at the given rename, without a chance to clean up."""
+def _killed(module: Any, name: str, at: int, work: Callable[[], object], after: bool = False) -> None:
+    """Run ``work`` in a forked process that is killed at a call of ``name``, without a chance to clean up."""
+    count, call = 0, getattr(module, name)
     child = os.fork()
     if child == 0:
-        count, wanted = 0, int(call)
 
-        def rename(self: Path, target: Path) -> Path:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
-            if count == wanted:
+            out = call(*args, **kwargs) if count < at or after else None
+            if count == at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            os.rename(self, target)
-            return target
+            return out
 
-        install.Path.rename = rename  # type: ignore[method-assign]
-        work()
-        os._exit(1)
+        try:
+            setattr(module, name, wrapped)
+            work()
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def _replace_store(path: Path) -> None:
+    build(path, turns=None, overwrite=True)
+
+
+def _replace_auto(path: Path) -> None:
+    ms.add_drafter(path, AUTO, overwrite=True)
 
 
 def test_killed_writes_are_ignored_and_noted_invariant(tmp_path: Path) -> None:
     store = build(tmp_path / "s")
     before = store.drafter("auto")
-    _killed_at("1", lambda: build(tmp_path / "s", overwrite=True))
-    _killed_at("1", lambda: ms.add_drafter(store.path, ms.Drafts("new", "autoregressive", "match", np.zeros(N))))
+    new = ms.Drafts("new", "autoregressive", "match", np.zeros(N))
+    _killed(install.Path, "rename", 1, lambda: build(tmp_path / "s", overwrite=True))
+    _killed(install.Path, "rename", 1, lambda: ms.add_drafter(store.path, new))
     again = ms.open_store(store.path, verify=True)
     assert again.drafters == ("auto", "block") and same_bits(again.drafter("auto").log_q, before.log_q)
     findings = troubles(store.path)
     assert [f.severity for f in findings] == ["note", "note"]
-    assert all("left by an interrupted write (half written)" in f.message for f in findings)
+    assert all("left by an interrupted write (half written, or replaced)" in f.message for f in findings)
     assert {Path(f.where).name.split(".tmp-")[0] for f in findings} == {".s", ".new"}
 
 
-def test_killed_between_the_renames_keeps_the_old_store_beside_invariant(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", [_replace_store, _replace_auto])
+@pytest.mark.parametrize(
+    ("module", "name", "at", "after", "new"),
+    [
+        (install, "_exchange", 1, False, False),
+        (install, "_exchange", 1, True, True),
+        (install, "_remove", 1, False, True),
+        (os, "unlink", 1, True, True),  # the old folder is half removed
+        (os, "rmdir", 1, False, True),
+    ],
+)
+def test_killed_replacement_leaves_old_or_new_whole_invariant(
+    tmp_path: Path, work: Callable, module: Any, name: str, at: int, after: bool, new: bool
+) -> None:
+    build(tmp_path / "s")
+    outcomes = [_tree(tmp_path / "s")]
+    work(build(tmp_path / "new" / "s").path)
+    outcomes.append(_tree(tmp_path / "new" / "s"))
+    _killed(module, name, at, lambda: work(tmp_path / "s"), after)
+    left = {p: b for p, b in _tree(tmp_path / "s").items() if not p.startswith("drafters/.")}
+    assert left == outcomes[new] != outcomes[not new]
+    ms.open_store(tmp_path / "s", verify=True)
+    assert [f.severity for f in troubles(tmp_path / "s")] == ["note"]
+    work(tmp_path / "s")
+    assert ms.open_store(tmp_path / "s").drafters == ("auto", "block")
+
+
+def test_killed_between_the_renames_keeps_the_old_store_beside_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_exchange(monkeypatch)
     store = build(tmp_path / "s")
     before = _tree(store.path)
-    _killed_at("2", lambda: build(tmp_path / "s", turns=None, overwrite=True))
+    _killed(install.Path, "rename", 3, lambda: _replace_store(tmp_path / "s"))
     with pytest.raises(ValueError, match=r"an interrupted replacement left the old one at .*/\.s\.old-\d+-") as caught:
         ms.open_store(store.path)
     old = Path(str(caught.value).rsplit(" at ", 1)[1])
     assert _tree(old) == before
     findings = troubles(store.path)
     assert [f.severity for f in findings].count("error") == 1
+    assert not any(str(old) in f.where for f in findings)  # the only copy is not called removable
     old.rename(store.path)
     assert ms.open_store(store.path, verify=True).drafters == ("auto", "block")
+
+
+def test_drafter_killed_between_the_renames_is_an_error_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_exchange(monkeypatch)
+    store = build(tmp_path / "s")
+    before = _tree(store.path / "drafters" / "auto")
+    _killed(install.Path, "rename", 3, lambda: _replace_auto(store.path))
+    with pytest.raises(ValueError, match=r"drafters/auto: no .* left the old one at .*/\.auto\.old-\d+-") as caught:
+        ms.open_store(store.path)
+    old = Path(str(caught.value).rsplit(" at ", 1)[1])
+    assert _tree(old) == before
+    (error,) = [f for f in troubles(store.path) if f.severity == "error"]
+    assert error.where == "drafters/auto/manifest.json" and str(old) in error.message
+    assert not any(str(old) in f.where for f in troubles(store.path))
+    assert ms.add_drafter(store.path, AUTO).drafter("auto").log_q[0] == -3
+    assert [f.severity for f in troubles(store.path)] == ["note", "note"]
+
+
+def test_exchange_swaps_in_one_step_against_closed_form(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    assert install._exchange(tmp_path / "a", tmp_path / "b") is (sys.platform == "linux")
+    swapped = sys.platform == "linux"
+    assert [(tmp_path / n / "file").read_text() for n in "ab"] == (["b", "a"] if swapped else ["a", "b"])
+    if swapped:
+        with pytest.raises(FileNotFoundError):
+            install._exchange(tmp_path / "a", tmp_path / "absent")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+def test_replacement_where_no_exchange_exists_against_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*args: Any) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    wanted = _tree(build(tmp_path / "t", turns=None).path)
+    build(tmp_path / "s")
+    monkeypatch.setattr(install, "_renameat2", lambda: refuse)
+    _replace_store(tmp_path / "s")
+    assert _tree(tmp_path / "s") == wanted and {p.name for p in tmp_path.iterdir()} == {"s", "t"}
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Do ``work``, as another process would, when a folder is about to be put into place."""
+    put = install._put
+
+    def late(*args: Any) -> Any:
+        monkeypatch.setattr(install, "_put", put)
+        work()
+        return put(*args)
+
+    monkeypatch.setattr(install, "_put", late)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_two_writers_of_a_drafter_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool, exchange: bool
+) -> None:
+    store = build(tmp_path / "s", drafters={})
+    if not exchange:
+        _no_exchange(monkeypatch)
+    first = ms.Drafts("auto", "autoregressive", "rejection", np.full(N, -1.0))
+    _meanwhile(monkeypatch, lambda: ms.add_drafter(store.path, first))
+    if overwrite:
+        assert ms.add_drafter(store.path, AUTO, overwrite=True).drafter("auto").log_q[0] == -3
+    else:
+        with pytest.raises(ValueError, match="drafter 'auto' exists; pass overwrite=True"):
+            ms.add_drafter(store.path, AUTO)
+        assert ms.open_store(store.path, verify=True).drafter("auto").log_q[0] == -1
+    assert [p.name for p in (store.path / "drafters").iterdir()] == ["auto"]
+
+
+def test_writer_between_the_renames_of_another_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = build(tmp_path / "s")
+    _no_exchange(monkeypatch)
+    rename = install.Path.rename
+
+    def late(self: Path, target: Path) -> Path:
+        out = rename(self, target)
+        monkeypatch.setattr(install.Path, "rename", rename)  # the old one is aside: another writer comes first
+        ms.add_drafter(store.path, ms.Drafts("auto", "autoregressive", "rejection", np.full(N, -1.0)))
+        return out
+
+    monkeypatch.setattr(install.Path, "rename", lambda self, to: (late if self.name == "auto" else rename)(self, to))
+    assert ms.add_drafter(store.path, AUTO, overwrite=True).drafter("auto").log_q[0] == -3
+    assert sorted(p.name for p in (store.path / "drafters").iterdir()) == ["auto", "block"]
+
+
+@pytest.mark.parametrize("stands", ["store", "file"])
+def test_two_writers_of_a_store_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: str) -> None:
+    path = tmp_path / "s"
+    _meanwhile(monkeypatch, lambda: build(path, turns=None) if stands == "store" else path.write_text("x"))
+    with pytest.raises(ValueError, match=f"{path}: exists; pass overwrite=True to replace a store"):
+        build(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    assert ms.open_store(path).rollouts().turns == (0, 0, 0, 0) if stands == "store" else path.read_text() == "x"
+
+
+def test_drafter_of_a_store_replaced_meanwhile_is_not_added_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = build(tmp_path / "s")
+    write = writer.write_drafter
+
+    def late(*args: Any) -> None:
+        write(*args)
+        monkeypatch.undo()
+        rewrite_manifest(store.path, metadata={"target": "another"})
+
+    monkeypatch.setattr(writer, "write_drafter", late)
+    with pytest.raises(ValueError, match="the store was replaced since it was opened; open it again"):
+        ms.add_drafter(store.path, ms.Drafts("new", "autoregressive", "match", np.zeros(N)))
+    assert ms.open_store(store.path).drafters == ("auto", "block") and troubles(store.path) == []
 
 
 def test_existing_path_is_refused_invariant(tmp_path: Path) -> None:
