@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,12 +35,19 @@ app = typer.Typer(
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", exists=True, file_okay=False, help="Folder of a store.")]
 
 
-class Failure(Exception):
-    """Ends the command with a message and exit code 1."""
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"markov-spec {version('markov-spec')}")
+        raise typer.Exit()
 
 
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Exact, offline answers about LLM speculative decoding, from one record of a target and its drafters.
 
     Start with: markov-spec evaluate STORE
@@ -64,13 +72,22 @@ def evaluate_command(
         Literal["0", "1"], typer.Option(help="0: the first token is drafted too; 1: the prefill emits it.")
     ] = "0",
     by: Annotated[Literal["benchmark"] | None, typer.Option(help="One row for each benchmark.")] = None,
-    format: Annotated[Literal["table", "json", "csv"], typer.Option(help="How to print.")] = "table",
+    format: Annotated[
+        Literal["table", "json", "csv"] | None,
+        typer.Option(help="How to print; table by default, or what the name of --out ends in."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
 ) -> None:
     """Print the exact expected decoding rounds of each contender.
 
-    [b]pooled length[/b] is committed tokens per round over all rollouts, the target's own token included.
-    [b]acceptance by depth[/b] is conditional: of the rounds that tested depth k, the share that accepted it.
+    [b]rule[/b]: rejection (a sampled draft is kept with probability min(1, p/q)), block (block verification), match
+    (a deterministic draft is kept if it is the target's own token), none. [b]K[/b]: drafts per round.
+    [b]tokens[/b]: committed over all rollouts, without the first under --first-start 1; a rollout ends at its last
+    recorded token, and the last round commits none beyond it. [b]expected rounds[/b]: verification passes of the
+    target, given these tokens. [b]pooled length[/b]: tokens per expected round, the target's own token included.
+    [b]acceptance[/b] is conditional: of the rounds that tested depth k, the share that accepted it; - where no
+    round tested it. JSON and CSV also give the unconditional rates (share of all rounds that accept at least k) and
+    the histogram of accepted drafts.
 
     For example:
 
@@ -78,12 +95,15 @@ def evaluate_command(
 
     markov-spec evaluate data/demo block:K=4 quant5:K=4,rule=block --by benchmark --format json
     """
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
+    form = format or {".json": "json", ".csv": "csv"}.get("" if out is None else out.suffix, "table")
     opened = open_store(store)
     chosen = [_contender(text, rule, draft_length) for text in contenders or opened.drafters]
     results = [evaluate(opened, contender, first_start=int(first_start)) for contender in chosen]
-    if format == "json":
+    if form == "json":
         _print(evaluation_json(store, results, by), out)
-    elif format == "csv":
+    elif form == "csv":
         _print(evaluation_csv(results, by), out)
     else:
         _print(evaluation_table(store, results, by), out)
@@ -156,9 +176,12 @@ def record_command(
     """
     for module in ("torch", "transformers"):
         if importlib.util.find_spec(module) is None:
-            raise Failure(f"recording needs {module}: pip install 'markov-spec[hf]'")
+            raise RequestError(f"recording needs {module}: pip install 'markov-spec[hf]'")
+    from transformers.utils import logging
+
     from markov_spec.sources import record
 
+    logging.disable_progress_bar()
     specs: dict[str, Any] = {}
     for text in drafter or []:
         name, _, spec = text.partition("=")
@@ -238,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         told = str(error) or type(error).__name__
-        if not isinstance(error, ValueError | OSError | Failure):
+        if not isinstance(error, ValueError | OSError):
             told = f"{type(error).__name__}: {told} (a fault of markov-spec; --debug shows where)"
         Console(stderr=True).print(Text.assemble(("error: ", "red"), told), soft_wrap=True)
         return 2 if isinstance(error, RequestError) else 1

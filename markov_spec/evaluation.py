@@ -145,10 +145,12 @@ class Evaluation:
         Returns
         -------
         polars.DataFrame
-            rollout, prompt, benchmark, committed_tokens, expected_rounds, variance, drafted, accepted_histogram.
+            contender, rollout, prompt, benchmark, committed_tokens, expected_rounds, variance, drafted,
+            accepted_histogram.
         """
         return pl.DataFrame(
             {
+                "contender": [self.contender] * len(self.ids),
                 "rollout": self.ids,
                 "prompt": self.prompt_ids,
                 "benchmark": self.benchmarks,
@@ -158,7 +160,7 @@ class Evaluation:
                 "drafted": self.drafted,
                 "accepted_histogram": pl.Series(self.accepted_histogram.tolist(), dtype=pl.List(pl.Float64)),
             },
-            schema_overrides={name: pl.String for name in ("rollout", "prompt", "benchmark")},
+            schema_overrides={name: pl.String for name in ("contender", "rollout", "prompt", "benchmark")},
         )
 
     def results(self, *, by: Literal["benchmark"] | None = None) -> list[dict[str, Any]]:
@@ -173,7 +175,8 @@ class Evaluation:
         -------
         list of dict
             contender, drafter, rule, draft_length, exactness, [benchmark,] rollouts, committed_tokens,
-            expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram.
+            expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram,
+            first_start.
         """
         if by not in (None, "benchmark"):
             raise RequestError(f"by: found {by!r}; allowed: None or 'benchmark'")
@@ -200,6 +203,7 @@ class Evaluation:
                 "conditional": conditional_rates(histogram, self.tested[chosen].sum(0)),
             },
             "accepted_histogram": histogram.tolist(),
+            "first_start": self.first_start,
         }
 
     def summary(self, *, by: Literal["benchmark"] | None = None) -> pl.DataFrame:
@@ -225,7 +229,8 @@ class Evaluation:
         length = "no rounds" if self.pooled_length is None else f"{self.pooled_length:.4f} tokens per round"
         return (
             f"{self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
-            f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, {len(self.ids)} rollouts)"
+            f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, "
+            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)})"
         )
 
     def __repr__(self) -> str:
@@ -270,9 +275,11 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
     ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
     ...     ms.evaluate(store, "quant5:K=2")
     Evaluation(quant5:K=2: 2.0000 tokens per round (exact; rule rejection, K=2, 3 tokens in 1.50 expected rounds,
-    1 rollouts))
+    1 rollout))
     """
     store = store if isinstance(store, Store) else open_store(store)
+    if not isinstance(contender, str | Contender):
+        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
     chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
     if chosen.drafter not in store.drafters:
         allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
@@ -313,6 +320,8 @@ def _settle(contender: Contender, drafts: Drafts) -> tuple[str, int]:
     rule = contender.rule or drafts.rule
     if drafts.rule == "match" and rule != "none":
         rule = "match"
+    if rule not in RULES:
+        raise ValueError(f"drafter {drafts.name!r}: recorded with rule {rule!r}; allowed: {', '.join(RULES)}")
     if rule == "none":
         return rule, 0
     if rule == "match" and drafts.rule != "match" and drafts.rank is None:

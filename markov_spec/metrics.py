@@ -1,4 +1,4 @@
-"""Aggregates over rollouts and rounds: one name per number (MATH 4).
+"""Aggregates over rollouts and rounds: one name per number.
 
 ::
 
@@ -7,7 +7,7 @@
     conditional rate k   E[#rounds with N >= k] / E[#rounds with N >= k-1 that proposed depth k]
     draft acceptance     accepted / proposed drafts
 
-A ratio of nothing to nothing is None, never 0. `surprise_z` is MATH 7's test that rollouts come from their recorded
+A ratio of nothing to nothing is None, never 0. `surprise_z` tests whether rollouts come from their recorded
 distribution.
 """
 
@@ -122,7 +122,7 @@ def draft_acceptance(accepted: float, *, proposed: float) -> float | None:
 
 
 def surprise_z(log_p: Array, entropy: Array, varentropy: Array) -> float | None:
-    """Standardised total surprise of rollouts under the distribution they are said to come from (MATH 7).
+    """Standardised total surprise of rollouts under the distribution they are said to come from.
 
     Parameters
     ----------

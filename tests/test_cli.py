@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_json_against_reference(store, capsys):
     assert told["results"] == expected
     assert list(told["results"][0]) == [
         "contender", "drafter", "rule", "draft_length", "exactness", "rollouts", "committed_tokens", "expected_rounds",
-        "pooled_length", "acceptance_by_depth", "accepted_histogram",
+        "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start",
     ]  # fmt: skip
     assert [row["rule"] for row in told["results"]] == ["rejection", "match"]
 
@@ -58,7 +59,7 @@ def test_settings_reach_the_engine_against_reference(store, capsys):
 
 def test_csv_and_file_against_reference(store, tmp_path):
     out = tmp_path / "results.csv"
-    assert main(["evaluate", str(store.path), "--format", "csv", "--out", str(out)]) == 0
+    assert main(["evaluate", str(store.path), "--out", str(out)]) == 0
     rows = list(csv.DictReader(io.StringIO(out.read_text())))
     assert [row["contender"] for row in rows] == ["auto", "lookup"]
     expected = ms.evaluate(store, "lookup").results()[0]
@@ -112,6 +113,7 @@ def test_info_and_check_invariant(store, capsys):
         (["record", "--target", "hf:x", "--prompts", "FILE", "--out", "o", "--top-p", "2"], 2, "top_p"),
         (["evaluate", "STORE", "lookup:K=1,K=2"], 2, "found 'K=2'"),
         (["record", "--target", "hf:x", "--prompts", "FILE", "--out", "o", "--drafter", "x"], 2, "NAME=SPEC"),
+        (["evaluate", "STORE", "--out", "/nowhere/x.csv"], 2, "does not exist"),
         (["frobnicate"], 2, "No such command"),
     ],
 )
@@ -123,6 +125,11 @@ def test_exit_codes_without_traceback_invariant(store, tmp_path, capsys, words, 
     told = capsys.readouterr()
     assert "Traceback" not in told.out + told.err
     assert message in " ".join((told.out + told.err).replace("│", " ").split())
+
+
+def test_version_is_the_package_s_invariant(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"markov-spec {version('markov-spec')}\n"
 
 
 def test_debug_shows_where_an_error_comes_from_invariant(tmp_path):

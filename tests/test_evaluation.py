@@ -153,6 +153,14 @@ def test_bad_contenders_are_refused_invariant(store, contender, message):
         ms.evaluate(store, contender)
 
 
+def test_unknown_recorded_rule_names_the_drafter_invariant(store):
+    ms.add_drafter(store.path, ms.Drafts("odd", "autoregressive", "greedy", np.full(N, -1.0)))
+    with pytest.raises(ValueError, match="drafter 'odd': recorded with rule 'greedy'; allowed: rejection"):
+        ms.evaluate(store.path, "odd")
+    with pytest.raises(ms.RequestError, match="allowed: one name"):
+        ms.evaluate(store, ["auto", "block"])
+
+
 def test_unknown_grouping_is_refused_invariant(store):
     with pytest.raises(ms.RequestError, match="by: found 'prompt'"):
         ms.evaluate(store, "block").summary(by="prompt")

@@ -47,7 +47,7 @@ class RoundLaw:
 
     Notes
     -----
-    ``S[s,k] = prod_{i<=k} a[s,i]`` for ``k <= min(L[s], T-s)``, else 0 (MATH 1). The float type of the input is kept.
+    ``S[s,k] = prod_{i<=k} a[s,i]`` for ``k <= min(L[s], T-s)``, else 0. The float type of the input is kept.
     """
 
     accept: Array

@@ -100,11 +100,12 @@ def _rate(rate: float | None) -> str:
 def _footnote(store: Path, results: Sequence[Evaluation]) -> str:
     if not results:
         return f"{store} holds no drafter."
+    count = len(results[0].ids)
     labels = ", ".join(sorted({result.exactness for result in results}))
     first = "the first token is drafted too" if results[0].first_start == 0 else "the prefill emits the first token"
     return (
-        f"{labels}; {len(results[0].ids)} rollouts; {first}. Pooled length: tokens per expected round, the target's "
-        "own included. Acceptance: of the rounds that tested a depth, the share that accepted it."
+        f"{labels}; {count} rollout{'s' * (count != 1)}; {first}. Pooled length: tokens per expected round, the "
+        "target's own included. Acceptance: of the rounds that tested a depth, the share that accepted it."
     )
 
 

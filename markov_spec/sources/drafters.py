@@ -166,7 +166,8 @@ def parse_drafter(spec: str, target: CausalLM) -> Drafter:
     if kind == "hf":
         return load_hf(rest)
     if kind == "py":
-        return _import_drafter(*rest.split(":"), target=target)
+        module, name = rest.split(":")
+        return _make_block(module, name, target)
     numbers = [int(number) for number in rest.split(",")]
     if kind == "skip":
         return skip_layers(target, numbers)
@@ -175,23 +176,27 @@ def parse_drafter(spec: str, target: CausalLM) -> Drafter:
     return Lookup(*numbers)
 
 
-def _import_drafter(module: str, name: str, *, target: CausalLM) -> BlockDrafter:
+def find_object(module: str, name: str) -> Any:
+    """Import what a ``py:module:object`` spec names; the working directory is searched too."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RequestError(f"drafter: py:{module}:{name}: {error}") from error
-    if isinstance(found, type) or not isinstance(found, BlockDrafter):
-        if not callable(found):
-            raise RequestError(f"drafter: py:{module}:{name}: neither a BlockDrafter nor a callable that makes one")
+
+
+def _make_block(module: str, name: str, target: CausalLM) -> BlockDrafter:
+    found = find_object(module, name)
+    if callable(found) and (isinstance(found, type) or not isinstance(found, BlockDrafter)):
         try:
             found = found(target)
         except Exception as error:
-            raise RequestError(f"drafter: py:{module}:{name}: called with the target: {error}") from error
+            raise RequestError(f"drafter: py:{module}:{name}: called with the target: {error!r}") from error
     if not isinstance(found, BlockDrafter):
-        raise RequestError(f"drafter: py:{module}:{name}: lacks depth, hidden_layers or log_probs")
+        lacking = [part for part in ("depth", "hidden_layers", "log_probs") if not hasattr(found, part)]
+        raise RequestError(f"drafter: py:{module}:{name}: {type(found).__name__} lacks {', '.join(lacking)}")
     return found
 
 

@@ -13,14 +13,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from markov_spec.arrays import Array, Drafts, RequestError
-from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, check_spec, parse_drafter
+from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, check_spec, find_object, parse_drafter
 from markov_spec.sources.generate import generate
 from markov_spec.sources.models import CausalLM, load_hf, read_prompts
-from markov_spec.sources.reduce import Columns, Kept, Pile, check_blocks, drafter_columns, score_target, target_columns
+from markov_spec.sources.reduce import (
+    Columns,
+    Kept,
+    Pile,
+    check_blocks,
+    drafter_columns,
+    named,
+    score_target,
+    target_columns,
+)
 from markov_spec.sources.sampling import Sampling
 from markov_spec.store import Store, check_name, write_store
 
 CAUSALITY_CHECKS = 3
+SHORT = 3
 
 
 def record(
@@ -99,6 +109,11 @@ def record(
                 f"drafter {name!r}: found {drafter.vocab_size} token ids; allowed: the target's {model.vocab_size}"
             )
     asked = read_prompts(prompts, model.tokenizer)
+    reads_hidden = any(isinstance(d, BlockDrafter) and d.hidden_layers for d in chosen.values())
+    probe = max(asked, key=lambda prompt: len(prompt.tokens)).tokens
+    if len(probe) > SHORT:  # faults of a drafter are told before hours of decoding
+        halves = probe[: len(probe) // 2], probe[len(probe) // 2 :]
+        check_blocks(chosen, score_target(model, *halves, sampling, hidden=reads_hidden))
     runs = [(prompt, i, j) for i, prompt in enumerate(asked) for j in range(rollouts_per_prompt)]
     with _bars(progress) as bars:
         task = bars.add_task("rollouts", total=len(runs))
@@ -114,16 +129,16 @@ def record(
         task = bars.add_task("drafters", total=len(runs))
         piles = {name: Pile() for name in chosen}
         own, apart, unchecked = Pile(), 0.0, CAUSALITY_CHECKS
-        reads_hidden = any(isinstance(d, BlockDrafter) and d.hidden_layers for d in chosen.values())
         for (prompt, _, _), rollout in zip(runs, rollouts, strict=True):
             scored = score_target(model, prompt.tokens, rollout.tokens, sampling, hidden=reads_hidden)
             if unchecked:
-                check_blocks(chosen.values(), scored)
+                check_blocks(chosen, scored)
                 unchecked -= 1
             own.add(target_columns(scored, kept))
             apart = max(apart, scored.apart_from(rollout.log_p))
             for name, drafter in chosen.items():
-                piles[name].add(drafter_columns(drafter, scored, kept, model.stop_ids))
+                with named(name):
+                    piles[name].add(drafter_columns(drafter, scored, kept, model.stop_ids))
             bars.advance(task)
     drafts = {name: _drafts(name, chosen[name], piles[name].stacked(), sampling) for name in chosen}
     metadata = {
@@ -185,7 +200,9 @@ def _check_request(
         except ValueError as error:
             raise RequestError(str(error)) from None
         if isinstance(drafter, str):
-            check_spec(drafter)
+            kind, rest = check_spec(drafter)
+            if kind == "py":
+                find_object(*rest.split(":", 1))
     parent = Path(out).resolve().parent
     parent.mkdir(parents=True, exist_ok=True)
     if not os.access(parent, os.W_OK | os.X_OK):

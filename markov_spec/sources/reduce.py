@@ -6,7 +6,8 @@ scalars and the likeliest tokens. ``decode`` is the distribution that tokens are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,12 +92,22 @@ class Pile:
         }
 
 
-def check_blocks(drafters: Iterable[Drafter], scored: Scored) -> None:
+def check_blocks(drafters: Mapping[str, Drafter], scored: Scored) -> None:
     """Refuse block drafters that read what is not known when they draft; see `check_causal`."""
     sequence = torch.tensor(scored.sequence, device=scored.raw.device)
-    for drafter in drafters:
+    for name, drafter in drafters.items():
         if not isinstance(drafter, CausalLM | Lookup):
-            check_causal(drafter, sequence, scored.first, scored.hidden_of(drafter), scored.raw.shape[-1])
+            with named(name):
+                check_causal(drafter, sequence, scored.first, scored.hidden_of(drafter), scored.raw.shape[-1])
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put the drafter's name before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"drafter {name!r}: {error}") from error
 
 
 def target_columns(scored: Scored, kept: Kept) -> Columns:
