@@ -2,8 +2,9 @@
 
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
-from markov_spec.chain import Rounds, solve
+from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
 from markov_spec.evaluation import Contender, Evaluation, evaluate
+from markov_spec.simulation import simulate
 from markov_spec.store import Store, add_drafter, open_store, write_store
 
 __all__ = [
@@ -12,13 +13,17 @@ __all__ = [
     "Evaluation",
     "RequestError",
     "Rollouts",
+    "RoundDistribution",
     "RoundLaw",
     "Rounds",
     "Store",
     "add_drafter",
     "evaluate",
+    "expected_inverse",
     "open_store",
+    "round_distribution",
     "round_law",
+    "simulate",
     "solve",
     "write_store",
 ]

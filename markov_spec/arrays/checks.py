@@ -172,3 +172,26 @@ def check_draft_length(given: Any, indptr: npt.NDArray[np.int64], depth: int | N
         allowed = "0 or more" if depth is None else f"0 to the recorded {depth}"
         raise ValueError(f"draft_length: {where}found {found}; allowed: {allowed}")
     return int(lengths) if lengths.ndim == 0 else np.ascontiguousarray(lengths, dtype=np.int32)
+
+
+def check_first_start(first_start: Any, rows: int) -> int:
+    """Validate ``s0``, the tokens committed before the first round.
+
+    Parameters
+    ----------
+    first_start : int
+    rows : int
+        Positions of all rollouts; a larger ``s0`` means the same as this one.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        Unless it is an integer of 0 or more.
+    """
+    if isinstance(first_start, bool) or not isinstance(first_start, int | np.integer) or first_start < 0:
+        raise ValueError(f"first_start: found {first_start!r}; allowed: an integer >= 0")
+    return int(min(first_start, rows))

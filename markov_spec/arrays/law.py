@@ -139,6 +139,25 @@ class RoundLaw:
             return int(self.accept.shape[1])
         return int(np.max(self.draft_length, initial=0))  # type: ignore[arg-type]
 
+    def layout(self) -> tuple[Array, int, Array, int, Array]:
+        """Give the law as kernels read it.
+
+        Returns
+        -------
+        accept : ndarray of float, flat
+            The acceptance of depth ``k`` from row ``s`` stands at ``s * row + k - 1``.
+        row : int
+            ``K`` for cells, 1 for positions.
+        length : ndarray of int32
+            The draft length of row ``s`` stands at ``s * step``.
+        step : int
+            0 for a constant.
+        indptr : ndarray of int64, (R+1,)
+        """
+        row = int(self.accept.shape[1]) if self.form == "cells" else 1
+        length = np.asarray(self.draft_length, dtype=np.int32).reshape(-1)
+        return self.accept.reshape(-1), row, length, int(isinstance(self.draft_length, np.ndarray)), self.indptr
+
     def survival(self) -> Array:
         """Materialise ``S``, float64 ``(N, K)``, zero past the ends and beyond the draft length."""
         rows, depth = self.accept.shape[0], self.depth

@@ -1,4 +1,4 @@
-"""The engine: a round law in, exact moments of the decoding rounds out (MATH 3).
+"""The engine: a round law in, exact moments of the decoding rounds out.
 
 From start ``s`` a round accepts ``k`` drafts with probability ``A[s,k]`` and the next one starts at ``s+k+1``, clipped
 at the end ``T`` where everything is 0. Sums over ``k`` run from 0 to ``min(L[s], T-s)``; ``s0`` is the first start::
@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from markov_spec._jit import split_rollouts
-from markov_spec.arrays import Array, RoundLaw, as_float, locate
+from markov_spec.arrays import Array, RoundLaw, as_float, check_first_start, locate
 from markov_spec.chain import _numba
+from markov_spec.chain.distribution import RoundDistribution, expected_inverse, round_distribution
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Rounds", "solve"]
+__all__ = ["RoundDistribution", "Rounds", "expected_inverse", "round_distribution", "solve"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,10 +128,8 @@ def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: in
     >>> rounds
     Rounds(1 rollout, 5 tokens in 3.1875 expected rounds)
     """
-    if isinstance(first_start, bool) or not isinstance(first_start, int | np.integer) or first_start < 0:
-        raise ValueError(f"first_start: found {first_start!r}; allowed: an integer >= 0")
     rollouts, rows, depth = law.indptr.size - 1, law.accept.shape[0], law.depth
-    first_start = min(int(first_start), rows)
+    first_start = check_first_start(first_start, rows)
     out = Rounds(
         expected=np.empty(rollouts),
         variance=np.empty(rollouts),
@@ -142,9 +141,7 @@ def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: in
         committed=np.maximum(np.diff(law.indptr) - first_start, 0).astype(np.float64),
         price=None if price is None else np.empty(rollouts),
     )
-    length = np.asarray(law.draft_length, dtype=np.int32).reshape(-1)
-    row = law.accept.shape[1] if law.form == "cells" else 1
-    common = (law.accept.reshape(-1), row, length, int(isinstance(law.draft_length, np.ndarray)), law.indptr)
+    common = law.layout()
     prices = None if price is None else _price_layout(price, law)
 
     def run(first: int, last: int) -> None:

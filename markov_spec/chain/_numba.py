@@ -122,3 +122,109 @@ def priced(
                 mean = a * mean + (1.0 - a) * (price[cost + (k - 1) * price_step] + ahead[s + k])
             ahead[s] = mean
         total[i] = ahead[min(first_start, size)]
+
+
+LANES = 8  # nodes that one pass of `inverse` carries
+
+
+@kernel
+def distribution(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    deepest: int, offsets: Array, mass: Array,
+) -> None:  # fmt: skip
+    """Fill ``P(R = r)`` at ``mass[offsets[i] + r]``, ``r = 0..T - first_start``; ``deepest`` bounds the lengths."""
+    longest = np.int64(0)
+    for i in range(first, last):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    # Row t % ring holds the rounds from start t, positive from lowest to highest only.
+    ring = min(np.int64(deepest), longest) + 2
+    later = np.empty((ring, longest + 1))
+    lowest = np.empty(ring, np.int64)
+    highest = np.empty(ring, np.int64)
+    law = np.empty(ring)
+    for i in range(first, last):
+        begin = indptr[i]
+        size = indptr[i + 1] - begin
+        start = min(first_start, size)
+        later[size % ring, 0] = 1.0
+        lowest[size % ring] = 0
+        highest[size % ring] = 0
+        for s in range(size - 1, start - 1, -1):
+            depth = min(np.int64(length[(begin + s) * step]), size - s)
+            at = (begin + s) * row
+            flow = 1.0
+            low = size
+            high = np.int64(0)
+            for k in range(depth + 1):
+                a = np.float64(accept[at + k]) if k < depth else 0.0
+                law[k] = flow * (1.0 - a)
+                flow *= a
+                if law[k] > 0.0:
+                    after = min(s + k + 1, size) % ring
+                    low = min(low, lowest[after] + 1)
+                    high = max(high, highest[after] + 1)
+            here = later[s % ring]
+            here[low : high + 1] = 0.0
+            for k in range(depth + 1):
+                weight = law[k]
+                if weight > 0.0:
+                    after = min(s + k + 1, size) % ring
+                    least = lowest[after]
+                    rounds = highest[after] - least + 1
+                    source = later[after, least : least + rounds]
+                    target = here[least + 1 : least + 1 + rounds]
+                    for r in range(rounds):
+                        target[r] += weight * source[r]
+            while here[low] == 0.0 and low < high:
+                low += 1
+            while here[high] == 0.0 and low < high:
+                high -= 1
+            lowest[s % ring] = low
+            highest[s % ring] = high
+        out = mass[offsets[i] : offsets[i] + size - start + 1]
+        low = lowest[start % ring]
+        high = highest[start % ring]
+        out[:] = 0.0
+        out[low : high + 1] = later[start % ring, low : high + 1]
+
+
+@kernel
+def inverse(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    active: Array, mean: Array, nodes: Array, weights: Array, out: Array,
+) -> None:  # fmt: skip
+    """Fill ``sum_j weights[j] E[exp(-nodes[j] R / mean)] / mean`` of the active rollouts; a multiple of LANES nodes."""
+    longest = 0
+    for i in range(first, last):
+        if active[i]:
+            longest = max(longest, indptr[i + 1] - indptr[i])
+    ahead = np.empty((longest + 2, LANES))
+    shrink = np.empty(LANES)
+    later = np.empty(LANES)
+    for i in range(first, last):
+        if not active[i]:
+            continue
+        begin = indptr[i]
+        size = indptr[i + 1] - begin
+        start = min(first_start, size)
+        total = 0.0
+        for block in range(0, nodes.size, LANES):
+            for j in range(LANES):
+                shrink[j] = np.expm1(-nodes[block + j] / mean[i])
+            ahead[size : size + 2] = 1.0
+            for s in range(size - 1, start - 1, -1):
+                depth = min(np.int64(length[(begin + s) * step]), size - s)
+                at = (begin + s) * row
+                after = ahead[s + 1 : s + depth + 2]
+                later[:] = after[depth]
+                for k in range(depth - 1, -1, -1):
+                    a = np.float64(accept[at + k])
+                    b = 1.0 - a
+                    for j in range(LANES):
+                        later[j] = a * later[j] + b * after[k, j]
+                for j in range(LANES):
+                    # Not z * later: the rounding of z would add up over the rounds.
+                    ahead[s, j] = later[j] + shrink[j] * later[j]
+            for j in range(LANES):
+                total += weights[block + j] * ahead[start, j]
+        out[i] = total / mean[i]

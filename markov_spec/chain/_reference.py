@@ -1,4 +1,4 @@
-"""The kernels of ``_numba`` as the equations of MATH 3 stand: slow, and what the kernels are tested by."""
+"""The kernels of ``_numba`` as the equations stand: slow, and what the kernels are tested by."""
 
 from __future__ import annotations
 
@@ -74,3 +74,37 @@ def priced(
                 cost = price[(begin + s) * price_row + k * price_step]
                 C[s] += probability * (cost + C[min(s + k + 1, size)])
         total[i] = C[min(first_start, size)]
+
+
+def distribution(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    deepest: int, offsets: Array, mass: Array,
+) -> None:  # fmt: skip
+    """Equation (D)."""
+    for i in range(first, last):
+        begin, size = int(indptr[i]), int(indptr[i + 1] - indptr[i])
+        f = np.zeros((size + 1, size + 1))
+        f[size, 0] = 1
+        laws = _laws(accept, row, length, step, begin, size)
+        for s in reversed(range(size)):
+            for k, probability in enumerate(laws[s]):
+                f[s, 1:] += probability * f[min(s + k + 1, size), :-1]
+        s0 = min(first_start, size)
+        mass[offsets[i] : offsets[i] + size - s0 + 1] = f[s0, : size - s0 + 1]
+
+
+def inverse(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    active: Array, mean: Array, nodes: Array, weights: Array, out: Array,
+) -> None:  # fmt: skip
+    """Equation (I), by the quadrature rule given."""
+    for i in range(first, last):
+        if not active[i]:
+            continue
+        begin, size = int(indptr[i]), int(indptr[i + 1] - indptr[i])
+        z = np.exp(-nodes / mean[i])
+        G = np.ones((size + 1, nodes.size))
+        laws = _laws(accept, row, length, step, begin, size)
+        for s in reversed(range(size)):
+            G[s] = z * sum(probability * G[min(s + k + 1, size)] for k, probability in enumerate(laws[s]))
+        out[i] = G[min(first_start, size)] @ weights / mean[i]
