@@ -18,9 +18,8 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
-from markov_spec.acceptance import RULES
 from markov_spec.arrays import RequestError
-from markov_spec.evaluation import Contender, evaluate
+from markov_spec.evaluation import STORED_RULES, Contender, evaluate
 from markov_spec.report import evaluation_csv, evaluation_json, evaluation_table, facts_table, findings_table
 from markov_spec.store import check_integrity, open_store
 
@@ -61,10 +60,13 @@ def evaluate_command(
         list[str] | None,
         typer.Argument(
             metavar="[CONTENDER]...",
-            help="Drafters to evaluate, all by default: [b]NAME[/b], or with settings [b]NAME:K=7,rule=block[/b].",
+            help="Drafters to evaluate, all by default: [b]NAME[/b]; with settings [b]NAME:K=7,rule=block[/b]; every "
+            "draft length of a range [b]NAME:K=1-8[/b].",
         ),
     ] = None,
-    rule: Annotated[str | None, typer.Option(help=f"One of {', '.join(RULES)}; each drafter's own by default.")] = None,
+    rule: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(STORED_RULES)}; each drafter's own by default.")
+    ] = None,
     draft_length: Annotated[
         int | None, typer.Option(min=0, help="Drafts per round, K; by default the recorded K, or 5 if autoregressive.")
     ] = None,
@@ -80,26 +82,38 @@ def evaluate_command(
 ) -> None:
     """Print the exact expected decoding rounds of each contender.
 
-    [b]rule[/b]: rejection (a sampled draft is kept with probability min(1, p/q)), block (block verification), match
-    (a deterministic draft is kept if it is the target's own token), none. [b]K[/b]: drafts per round.
-    [b]tokens[/b]: committed over all rollouts, without the first under --first-start 1; a rollout ends at its last
-    recorded token, and the last round commits none beyond it. [b]expected rounds[/b]: verification passes of the
-    target, given these tokens. [b]pooled length[/b]: tokens per expected round, the target's own token included.
-    [b]acceptance[/b] is conditional: of the rounds that tested depth k, the share that accepted it; - where no
-    round tested it. JSON and CSV also give the unconditional rates (share of all rounds that accept at least k) and
-    the histogram of accepted drafts.
+    [b]rule[/b]  [b]rejection[/b]: a sampled draft is kept with probability min(1, p/q);
+    [b]block[/b]: block verification; [b]match[/b]: a deterministic draft is kept if it is
+    the target's own token; [b]independent[/b]: a sampled one if it is; [b]none[/b].
+
+    [b]K[/b]  drafts per round.
+
+    [b]tokens[/b]  committed over all rollouts, without the first under --first-start
+    1. A rollout ends at its last recorded token; no round commits beyond it.
+
+    [b]expected rounds[/b]  verification passes of the target, given these tokens.
+
+    [b]pooled length[/b]  tokens per expected round, the target's own included.
+
+    [b]acceptance[/b]  conditional: of the rounds that tested a depth, the share that
+    accepted it; - where no round tested it. JSON and CSV also give the
+    unconditional rates (of all rounds) and the histogram of accepted drafts.
 
     For example:
 
     markov-spec evaluate data/demo
 
-    markov-spec evaluate data/demo block:K=4 quant5:K=4,rule=block --by benchmark --format json
+    markov-spec evaluate data/demo block:K=1-8 quant5:K=4,rule=block --by benchmark --format json
     """
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
     form = format or {".json": "json", ".csv": "csv"}.get("" if out is None else out.suffix, "table")
     opened = open_store(store)
-    chosen = [_contender(text, rule, draft_length) for text in contenders or opened.drafters]
+    chosen = [
+        _settled(contender, rule, draft_length)
+        for text in contenders or opened.drafters
+        for contender in Contender.parse_all(text)
+    ]
     results = [evaluate(opened, contender, first_start=int(first_start)) for contender in chosen]
     if form == "json":
         _print(evaluation_json(store, results, by), out)
@@ -109,8 +123,7 @@ def evaluate_command(
         _print(evaluation_table(store, results, by), out)
 
 
-def _contender(text: str, rule: str | None, draft_length: int | None) -> Contender:
-    given = Contender.parse(text)
+def _settled(given: Contender, rule: str | None, draft_length: int | None) -> Contender:
     return Contender(
         given.drafter,
         rule=given.rule or rule,

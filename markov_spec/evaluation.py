@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from markov_spec.store import Store, open_store
 
 DEFAULT_DRAFT_LENGTH = 5
 LONGEST_DRAFT = 1024
+# The others need numbers of the full distributions; round_law takes them as arrays.
+STORED_RULES = tuple(name for name, rule in RULES.items() if set(rule.needs) <= {"log_p", "log_q", "hit"})
 CHUNK_BYTES = 64 << 20
 
 
@@ -48,8 +51,8 @@ class Contender:
     draft_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rule is not None and self.rule not in RULES:
-            raise RequestError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(RULES)}")
+        if self.rule is not None and self.rule not in STORED_RULES:
+            raise RequestError(f"contender {self}: found rule {self.rule!r}; allowed: {', '.join(STORED_RULES)}")
         if self.draft_length is not None and not 0 <= self.draft_length <= LONGEST_DRAFT:
             raise RequestError(
                 f"contender {self}: found draft length {self.draft_length}; allowed: 0 to {LONGEST_DRAFT}"
@@ -83,6 +86,38 @@ class Contender:
             else:
                 raise RequestError(f"contender {text!r}: found {item!r}; allowed: NAME, or NAME:K=7,rule=block")
         return cls(name, **settings)
+
+    @classmethod
+    def parse_all(cls, text: str) -> list[Contender]:
+        """Read ``NAME``, ``NAME:K=7,rule=block`` or a range of draft lengths, ``NAME:K=1-8``.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        list of Contender
+            One for each draft length of a range, else one.
+
+        Raises
+        ------
+        RequestError
+            Saying which setting was not understood.
+
+        Examples
+        --------
+        >>> import markov_spec as ms
+        >>> [str(contender) for contender in ms.Contender.parse_all("block:K=2-4,rule=match")]
+        ['block:K=2,rule=match', 'block:K=3,rule=match', 'block:K=4,rule=match']
+        """
+        found = re.search(r"(?<=[:,]K=)(\d{1,4})-(\d{1,4})(?=,|$)", text)
+        if found is None:
+            return [cls.parse(text)]
+        first, last = int(found[1]), int(found[2])
+        if first > last:
+            raise RequestError(f"contender {text!r}: found K={found[0]}; allowed: a range that rises, such as K=1-8")
+        return [cls.parse(f"{text[: found.start()]}{k}{text[found.end() :]}") for k in range(first, last + 1)]
 
     def __str__(self) -> str:
         settings = {"K": self.draft_length, "rule": self.rule}
@@ -320,8 +355,8 @@ def _settle(contender: Contender, drafts: Drafts) -> tuple[str, int]:
     rule = contender.rule or drafts.rule
     if drafts.rule == "match" and rule != "none":
         rule = "match"
-    if rule not in RULES:
-        raise ValueError(f"drafter {drafts.name!r}: recorded with rule {rule!r}; allowed: {', '.join(RULES)}")
+    if rule not in STORED_RULES:
+        raise ValueError(f"drafter {drafts.name!r}: recorded with rule {rule!r}; allowed: {', '.join(STORED_RULES)}")
     if rule == "none":
         return rule, 0
     if rule == "match" and drafts.rule != "match" and drafts.rank is None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
+from scipy.optimize import brentq
 
 KINDS = ("autoregressive", "block", "semi-autoregressive")
 Tokens = tuple[int, ...]
 Outcome = tuple[float, int, Tokens]  # probability, accepted drafts, committed tokens before any cut at the end
+Decision = tuple[float, bool, int]  # probability, whether a draft is accepted, the token committed at this depth
 
 
 class World:
@@ -121,12 +124,113 @@ def plain_round(world: World, prefix: Tokens, length: int) -> Iterator[Outcome]:
     yield from ((mass, 0, (v,)) for v, mass in _drawn(world.p(prefix)))
 
 
+def _draws(q: np.ndarray, drafts: int) -> Iterator[tuple[Tokens, float]]:
+    for draws in itertools.product(_drawn(q), repeat=drafts):
+        yield tuple(x for x, _ in draws), float(np.prod([mass for _, mass in draws]))
+
+
+def independent_node(p: np.ndarray, q: np.ndarray, drafts: int) -> Iterator[Decision]:
+    """Draw the drafts; the target draws for itself."""
+    for candidates, drawn in _draws(q, drafts):
+        yield from ((drawn * mass, v in candidates, v) for v, mass in _drawn(p))
+
+
+def recursive_node(p: np.ndarray, q: np.ndarray, drafts: int) -> Iterator[Decision]:
+    """SpecInfer's verification: rejection sampling again and again, each time from what the last one left."""
+    for candidates, left in _draws(q, drafts):
+        residual = p
+        for x in candidates:
+            accepted = min(1.0, residual[x] / q[x])
+            yield left * accepted, True, x
+            left *= 1 - accepted
+            rest = np.maximum(residual - q, 0)
+            if not rest.any():  # then every draft is accepted, but for rounding
+                break
+            residual = _normalised(rest)
+        else:
+            yield from ((left * mass, False, v) for v, mass in _drawn(residual))
+
+
+def without_replacement_node(p: np.ndarray, q: np.ndarray, drafts: int) -> Iterator[Decision]:
+    """Sequoia's verification: as the recursive one, but a rejected token is never drafted again."""
+    if drafts == 0 or not q.any():
+        yield from ((mass, False, v) for v, mass in _drawn(p))
+        return
+    for x, drawn in _drawn(q):
+        accepted = min(1.0, p[x] / q[x])
+        yield drawn * accepted, True, x
+        rest = np.maximum(p - q, 0)
+        if accepted < 1 and rest.any():
+            others = np.where(np.arange(q.size) == x, 0, q)
+            others = _normalised(others) if others.any() else others
+            for mass, *decision in without_replacement_node(_normalised(rest), others, drafts - 1):
+                yield drawn * (1 - accepted) * mass, *decision
+
+
+def k_seq_node(p: np.ndarray, q: np.ndarray, drafts: int) -> Iterator[Decision]:
+    """SpecTr's verification: each draft passes its own coin; what the coins leave of p is the residual."""
+
+    def unbalanced(rho: float) -> float:
+        return float(np.maximum(q - p / rho, 0).sum() ** drafts - np.maximum(p - rho * q, 0).sum())
+
+    overlap = bool(np.minimum(p, q).any())
+    rho = brentq(unbalanced, 1.0, drafts, xtol=1e-15, rtol=1e-15) if overlap else 1.0
+    passes = np.minimum(q, p / rho)
+    chance = passes.sum()
+    tries = (1 - (1 - chance) ** drafts) / chance if overlap else 0.0
+    residual = np.maximum(p - passes * tries, 0)
+    for candidates, left in _draws(q, drafts):
+        for x in candidates:
+            accepted = min(1.0, p[x] / (rho * q[x]))
+            yield left * accepted, True, x
+            left *= 1 - accepted
+        if left > 0 and residual.any():  # none is left where every draft is accepted, but for rounding
+            yield from ((left * mass, False, v) for v, mass in _drawn(_normalised(residual)))
+
+
+NODES: dict[str, Callable[[np.ndarray, np.ndarray, int], Iterator[Decision]]] = {
+    "independent": independent_node,
+    "node-recursive": recursive_node,
+    "node-k-seq": k_seq_node,
+    "recorded": without_replacement_node,
+}
+
+
+def acceptance_of_each_token(rule: str, p: np.ndarray, q: np.ndarray, drafts: int) -> np.ndarray:
+    """Probability that a draft was accepted at a node given the token committed there."""
+    accepted = np.zeros(p.size)
+    for mass, decision, v in NODES[rule](p, q, drafts):
+        accepted[v] += mass * decision
+    return np.divide(accepted, p, out=np.zeros(p.size), where=p > 0)
+
+
+def node_round(rule: str, drafts: int, world: World, prefix: Tokens, length: int) -> Iterator[Outcome]:
+    """Draw all drafts at each depth, decide, and go on from the accepted one."""
+    running = [(1.0, ())]
+    while running:
+        reached, accepted = running.pop()
+        p = world.p(prefix + accepted)
+        if len(accepted) == length:
+            yield from ((reached * mass, length, (*accepted, v)) for v, mass in _drawn(p))
+            continue
+        masses: dict[tuple[bool, int], float] = defaultdict(float)
+        for mass, *decision in NODES[rule](p, world.q(prefix, accepted), drafts):
+            masses[tuple(decision)] += mass
+        for (goes_on, v), mass in masses.items():
+            if goes_on and mass > 0:
+                running.append((reached * mass, (*accepted, v)))
+            elif mass > 0:
+                yield reached * mass, len(accepted), (*accepted, v)
+
+
 ROUNDS: dict[str, Callable[[World, Tokens, int], Iterator[Outcome]]] = {
     "rejection": rejection_round,
     "block": block_round,
     "match": match_round,
     "none": plain_round,
 }
+# Rules that draw several drafts at each depth, and how many are tried.
+DRAFTS = {"independent": (1, 2), "node-recursive": (1, 2, 3), "node-k-seq": (2, 3), "recorded": (2, 3)}
 
 
 def _cut(tokens: Tokens, cap: int, stop: int | None) -> Tokens:
@@ -139,12 +243,14 @@ def _ended(tokens: Tokens, cap: int, stop: int | None) -> bool:
 
 
 def decode(
-    world: World, rule: str, lengths: tuple[int, ...], cap: int, *, first_start: int, stop: int | None
+    world: World, rule: str, lengths: tuple[int, ...], cap: int, *, first_start: int, stop: int | None, drafts: int = 1
 ) -> dict[Tokens, dict[tuple, float]]:
     """Run every possible decoding; give the joint probability of each output and history.
 
-    ``lengths[s]`` drafts are proposed from start ``s``; the output ends with the stop token or after ``cap`` tokens.
+    ``lengths[s]`` depths are drafted from start ``s``, ``drafts`` tokens at each by the rules of ``NODES``; the output
+    ends with the stop token or after ``cap`` tokens.
     """
+    play = partial(node_round, rule, drafts) if rule in NODES else ROUNDS[rule]
     running: dict[tuple, float] = defaultdict(float)
     if first_start == 0:
         running[(), ()] = 1.0
@@ -159,7 +265,7 @@ def decode(
             continue
         start = len(prefix)
         if prefix not in outcomes:
-            outcomes[prefix] = list(ROUNDS[rule](world, prefix, lengths[start]))
+            outcomes[prefix] = list(play(world, prefix, lengths[start]))
         for mass, accepted, tokens in outcomes[prefix]:
             output = _cut(prefix + tokens, cap, stop)
             running[output, (*history, (start, min(accepted, len(output) - start)))] += probability * mass

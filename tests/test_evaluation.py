@@ -44,6 +44,7 @@ def store(tmp_path):
         ("auto:K=2", "rejection", 2),
         ("auto:K=2,rule=block", "block", 2),
         ("auto:K=4,rule=match", "match", 4),
+        ("auto:K=3,rule=independent", "independent", 3),
         ("block", "rejection", 3),
         ("block:K=2,rule=block", "block", 2),
         ("block:rule=match", "match", 3),
@@ -142,6 +143,7 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
         ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup, soft"),
         ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
         ("soft:rule=match", "rule 'match' needs the drafter's rank"),
+        ("block:rule=node-recursive", "allowed: rejection, block, match, independent, none"),
         ("block:rule=magic", "found rule 'magic'; allowed: rejection"),
         ("auto:K=1000000000", "allowed: 0 to 1024"),
         ("block:K=x", "found 'K=x'; allowed: NAME"),
@@ -159,6 +161,19 @@ def test_unknown_recorded_rule_names_the_drafter_invariant(store):
         ms.evaluate(store.path, "odd")
     with pytest.raises(ms.RequestError, match="allowed: one name"):
         ms.evaluate(store, ["auto", "block"])
+
+
+def test_ranges_of_draft_lengths_against_reference(store):
+    lengths = [ms.evaluate(store, contender).rounds.sum() for contender in ms.Contender.parse_all("block:K=0-3")]
+    assert lengths == [ms.evaluate(store, f"block:K={k}").rounds.sum() for k in range(4)]
+    assert lengths[0] == 10
+    assert [str(c) for c in ms.Contender.parse_all("a:rule=match,K=9-11")] == [
+        f"a:K={k},rule=match" for k in (9, 10, 11)
+    ]
+    assert [str(c) for c in ms.Contender.parse_all("K=1-3")] == ["K=1-3"]
+    for text in ("block:K=3-1", "block:K=1-", "block:K=-2", "block:K=1-2-3", "block:K=1-9999"):
+        with pytest.raises(ms.RequestError):
+            ms.Contender.parse_all(text)
 
 
 def test_unknown_grouping_is_refused_invariant(store):

@@ -1,4 +1,4 @@
-"""Acceptance rules: what the recorded probabilities say about how many drafts a round accepts (MATH 2).
+"""Acceptance rules: what the recorded probabilities say about how many drafts a round accepts.
 
 One module for each rule, with its equation, its proof and its source; a new rule is a module and an entry of ``RULES``.
 """
@@ -7,16 +7,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from markov_spec.acceptance import block, match, none, rejection
+from markov_spec.acceptance import (
+    block,
+    independent,
+    match,
+    node_k_seq,
+    node_recursive,
+    none,
+    recorded,
+    rejection,
+)
 from markov_spec.acceptance.inputs import Inputs, Rule
 from markov_spec.arrays import RoundLaw, check_indptr
 
 __all__ = ["RULES", "Rule", "round_law"]
 
-RULES: dict[str, Rule] = {entry.name: entry for entry in (rejection.RULE, block.RULE, match.RULE, none.RULE)}
+RULES: dict[str, Rule] = {
+    entry.name: entry
+    for entry in (
+        rejection.RULE,
+        block.RULE,
+        match.RULE,
+        independent.RULE,
+        node_recursive.RULE,
+        node_k_seq.RULE,
+        recorded.RULE,
+        none.RULE,
+    )
+}
 
 
-def round_law(log_p: Any, log_q: Any, indptr: Any, *, rule: str, draft_length: Any = None, hit: Any = None) -> RoundLaw:
+def round_law(
+    log_p: Any,
+    log_q: Any,
+    indptr: Any,
+    *,
+    rule: str,
+    draft_length: Any = None,
+    hit: Any = None,
+    drafts: Any = None,
+    scale: Any = None,
+    log_accept: Any = None,
+) -> RoundLaw:
     """Compute how many drafts a round accepts, from every start of every rollout.
 
     Parameters
@@ -29,23 +61,33 @@ def round_law(log_p: Any, log_q: Any, indptr: Any, *, rule: str, draft_length: A
         than the draft length are ignored whatever they hold. Any float type of 16 bits or more, torch tensors too.
     indptr : array of int, (R+1,)
         Rollout ``i`` owns rows ``indptr[i]:indptr[i+1]``.
-    rule : {"rejection", "block", "match", "none"}
+    rule : {"rejection", "block", "match", "independent", "node-recursive", "node-k-seq", "recorded", "none"}
     draft_length : int or array of int, (N,), optional
         Drafts proposed from each start, at most ``K``; required when drafts are ``(N,)``. Rule ``"none"`` ignores it.
     hit : array of bool, (N, K) or (N,), optional
         For ``"match"``: whether the realised token is (among) the fixed draft(s). A one-hot ``log_q`` does as well.
+    drafts : int, optional
+        For ``"independent"``: drafts at each depth, 1 by default.
+    scale : float or array of float, (N, K) or (N,), optional
+        For ``"node-recursive"`` and ``"node-k-seq"``: ``c_m`` or ``rho_m`` (``acceptance.scalars``) of the node at
+        ``(s, k)``, of position ``s+k-1``, or of all; 1 or more. 0 where target and drafter share no token is for
+        ``"node-k-seq"`` only. Ignored where ``log_q`` is.
+    log_accept : array of float, (N, K) or (N,), optional
+        For ``"recorded"``: log-probability (nats) that the draft at ``(s, k)``, or at position ``s+k-1``, is accepted
+        given the rollout and that those before it were. Ignored where ``log_q`` would be.
 
     Returns
     -------
     RoundLaw
-        In the float type of ``log_q``. ``positions`` form for ``(N,)`` drafts, except that ``"block"`` expands them to
-        cells.
+        In the float type of ``log_q`` or ``log_accept``. ``positions`` form for ``(N,)`` drafts, except that
+        ``"block"`` expands them to cells.
 
     Raises
     ------
     ValueError
-        If the rule is unknown or lacks an argument, shapes disagree, or a value is NaN or above 0 (beyond 1e-6), or
-        ``log_p`` is ``-inf``; the message names the rollout and position.
+        If the rule is unknown, lacks an argument or does not use one (``log_p`` and ``log_q`` may always be given);
+        if shapes disagree, or a value is NaN or above 0 (beyond 1e-6), ``log_p`` is ``-inf``, or ``scale`` is below
+        1; the message names the rollout and position.
 
     Notes
     -----
@@ -64,10 +106,19 @@ def round_law(log_p: Any, log_q: Any, indptr: Any, *, rule: str, draft_length: A
     array([[0.5    , 0.5    ],
            [1.     , 0.84375],
            [0.75   , 0.     ]])
+    >>> ms.round_law(None, log_q, [0, 3], rule="independent", draft_length=2, drafts=2).survival()
+    array([[0.4375  , 0.433125],
+           [0.99    , 0.5049  ],
+           [0.51    , 0.      ]])
     """
     if rule not in RULES:
         raise ValueError(f"rule: found {rule!r}; allowed: {', '.join(RULES)}")
-    inputs = Inputs(rule, check_indptr(indptr), log_p, log_q, hit, draft_length)
+    options = {"hit": hit, "drafts": drafts, "scale": scale, "log_accept": log_accept}
+    for name, value in options.items():
+        users = [entry.name for entry in RULES.values() if name in entry.needs + entry.takes]
+        if value is not None and rule not in users:
+            raise ValueError(f"{name}: given, but rule {rule!r} does not use it; only for: {', '.join(users)}")
+    inputs = Inputs(rule, check_indptr(indptr), log_p, log_q, draft_length, **options)
     if log_p is not None:
         inputs.target_log_probs()
     return RULES[rule].law(inputs)

@@ -26,13 +26,14 @@ from markov_spec.arrays import RoundLaw
 
 def law(inputs: Inputs) -> RoundLaw:
     """Make the round law of block verification."""
-    log_q = inputs.draft_log_probs()
+    log_q = inputs.log_probs()
     length = inputs.lengths(log_q)
     if isinstance(length, int):
         depth = length
     else:
         depth = log_q.shape[1] if log_q.ndim == 2 else int(np.max(length, initial=0))
-    return RoundLaw(ratio_cells(_numba.block, inputs, log_q, length, depth), inputs.indptr, length, RULE.exactness)
+    accept = ratio_cells(_numba.block, inputs, log_q, length, depth, log_p=inputs.target_log_probs())
+    return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
 
 
 RULE = Rule("block", "A4", ("log_p", "log_q"), "exact", law)

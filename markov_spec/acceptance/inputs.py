@@ -21,6 +21,8 @@ from markov_spec.arrays import (
     locate,
 )
 
+Kernel = Callable[..., int]
+Finish = Callable[[Array, slice, Array], None]
 CHUNK_CELLS = 1 << 16  # 512 KB of float64, so that a chunk stays in a core's cache
 
 
@@ -33,7 +35,7 @@ class Inputs:
     rule : str
         For error messages.
     indptr : ndarray of int64, (R+1,)
-    log_p, log_q, hit, draft_length
+    log_p, log_q, draft_length, hit, drafts, scale, log_accept
         As in ``round_law``.
     """
 
@@ -41,8 +43,11 @@ class Inputs:
     indptr: npt.NDArray[np.int64]
     log_p: Any = None
     log_q: Any = None
-    hit: Any = None
     draft_length: Any = None
+    hit: Any = None
+    drafts: Any = None
+    scale: Any = None
+    log_accept: Any = None
 
     def _given(self, name: str) -> Any:
         value = getattr(self, name)
@@ -63,10 +68,10 @@ class Inputs:
         check_log_probs(values, self.indptr, "log_p")
         return values.astype(np.float64, copy=False)
 
-    def draft_log_probs(self) -> Array:
-        """Give ``log_q``, ``(N, K)`` or ``(N,)``, of the right shape; its values are the kernel's to check."""
-        values = as_float(self._given("log_q"), "log_q")
-        self._check_rows(values, "log_q", (1, 2))
+    def log_probs(self, name: str = "log_q") -> Array:
+        """Give ``log_q`` or ``log_accept``, ``(N, K)`` or ``(N,)``; the values are the kernel's to check."""
+        values = as_float(self._given(name), name)
+        self._check_rows(values, name, (1, 2))
         return values
 
     def hits(self) -> Array:
@@ -76,6 +81,40 @@ class Inputs:
             raise ValueError(f"hit: found dtype {values.dtype}; allowed: bool")
         self._check_rows(values, "hit", (1, 2))
         return values
+
+    def draft_count(self) -> int:
+        """Give ``drafts``, 1 when absent."""
+        found = 1 if self.drafts is None else self.drafts
+        if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < 1:
+            raise ValueError(f"drafts: found {found!r}; allowed: an integer >= 1")
+        return int(found)
+
+    def scales(self, log_q: Array, *, zero: bool) -> Array:
+        """Give ``scale``, ``()``, ``(N,)`` or ``(N, K)``: at least 1, or 0 if ``zero``, and 1 in ignored cells."""
+        given = self._given("scale")
+        values = as_float(given, "scale").reshape(np.shape(given))
+        rows = (int(self.indptr[-1]),)
+        if values.shape not in ((), rows, log_q.shape):
+            shapes = " or ".join(str(shape) for shape in dict.fromkeys((rows, log_q.shape)))
+            raise ValueError(f"scale: found shape {values.shape}; allowed: a number, or {shapes}")
+        bad = ~((values >= 1 - LOG_TOLERANCE) & (values < np.inf))
+        if zero:
+            bad &= values != 0
+        if not bad.any():
+            return values
+        wrong = bad & self.inside(self.lengths(log_q), values.shape[1]) if values.ndim == 2 else bad
+        if wrong.any():
+            allowed = "a finite number >= 1" + (", or 0 where target and drafter share no token" if zero else "")
+            if values.ndim == 0:
+                raise ValueError(f"scale: found {values}; allowed: {allowed}")
+            row, column = divmod(int(np.argmax(wrong)), values.shape[1] if values.ndim == 2 else 1)
+            raise bad_cell(self.indptr, values, "scale", row, column + 1, allowed)
+        return np.where(bad, 1, values)
+
+    def inside(self, length: int | Array, width: int) -> npt.NDArray[np.bool_]:
+        """Give the cells, bool ``(N, width)``, that are neither past an end nor deeper than ``length``."""
+        left = np.repeat(self.indptr[1:], np.diff(self.indptr)) - np.arange(self.indptr[-1])
+        return np.arange(1, width + 1) <= np.minimum(length, left)[:, None]
 
     def lengths(self, values: Array) -> int | Array:
         """Give the draft length for drafts recorded as ``values``: at most ``K``, required in the ``(N,)`` form."""
@@ -95,6 +134,8 @@ class Rule:
         Arguments of ``round_law`` that it reads.
     exactness : {"exact", "bound", "heuristic", "teacher-forced"}
     law : callable
+    takes : tuple of str
+        Arguments that it reads when they are given.
     """
 
     name: str
@@ -102,6 +143,7 @@ class Rule:
     needs: tuple[str, ...]
     exactness: Exactness
     law: Callable[[Inputs], RoundLaw]
+    takes: tuple[str, ...] = ()
 
 
 def _chunks(indptr: npt.NDArray[np.int64], first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
@@ -113,30 +155,50 @@ def _chunks(indptr: npt.NDArray[np.int64], first: int, last: int, rows: int) -> 
         first = stop
 
 
-def ratio_cells(kernel: Callable[..., int], inputs: Inputs, log_q: Array, length: int | Array, depth: int) -> Array:
+def exponential(logs: Array, rows: slice, out: Array) -> None:
+    """Write the acceptance of a range of rows from its logarithm; numpy's exp is vectorised, a kernel's is not."""
+    np.exp(logs, out=out, casting="same_kind")
+
+
+def ratio_cells(
+    kernel: Kernel,
+    inputs: Inputs,
+    values: Array,
+    length: int | Array,
+    depth: int,
+    *,
+    log_p: Array,
+    name: str = "log_q",
+    finish: Finish = exponential,
+) -> Array:
     """Run a kernel over the cells ``(s, k)`` of the ratio ``r = q/p``.
 
     Parameters
     ----------
     kernel : callable
-        As in ``_numba``; returns ``row * depth + k - 1`` of the first bad ``log_q``, or -1.
+        As in ``_numba``; returns ``row * depth + k - 1`` of the first bad value, or -1.
     inputs : Inputs
-    log_q : ndarray of float, (N, K) or (N,)
-        The ``(N,)`` form is read at ``s+k-1``.
+    values : ndarray of float, (N, K) or (N,)
+        ``log q``; the ``(N,)`` form is read at ``s+k-1``.
     length : int or ndarray of int32, (N,)
     depth : int
         Width of the result.
+    log_p : ndarray of float64, (N,)
+    name : str
+        What ``values`` are, for the error.
+    finish : callable
+        Called with the kernel's result for a range of rows, the range and where its acceptance goes. It may overwrite
+        the kernel's result.
 
     Returns
     -------
     ndarray, (N, depth)
-        The acceptance in the float type of ``log_q``; 0 in cells past an end or deeper than ``length``.
+        The acceptance in the float type of ``values``; 0 in cells past an end or deeper than ``length``.
     """
-    log_p = inputs.target_log_probs()
-    accept = np.empty((log_p.size, depth), dtype=log_q.dtype)
-    row = log_q.shape[1] if log_q.ndim == 2 else 1
+    accept = np.empty((log_p.size, depth), dtype=values.dtype)
+    row = values.shape[1] if values.ndim == 2 else 1
     lengths = np.asarray(length, dtype=np.int32).reshape(-1)
-    flat, step = log_q.reshape(-1), int(np.ndim(length) == 1)
+    flat, step = values.reshape(-1), int(np.ndim(length) == 1)
     bad: list[int] = []
 
     def run(first: int, last: int) -> None:
@@ -147,20 +209,20 @@ def ratio_cells(kernel: Callable[..., int], inputs: Inputs, log_q: Array, length
             if found >= 0:
                 bad.append(found)
                 return
-            np.exp(logs, out=accept[rows], casting="same_kind")  # numpy's exp is vectorised, a kernel's is not
+            finish(logs, rows, accept[rows])
 
     split_rollouts(run, inputs.indptr, threads=None, nbytes=accept.nbytes)
     if bad:
-        found = min(bad)
-        raise bad_cell(inputs, log_q, found // depth, found % depth + 1, f"at most {LOG_TOLERANCE}, or -inf")
+        at, column = divmod(min(bad), depth)
+        raise bad_cell(inputs.indptr, values, name, at, column + 1, f"at most {LOG_TOLERANCE}, or -inf")
     return accept
 
 
-def bad_cell(inputs: Inputs, log_q: Array, row: int, depth: int, allowed: str) -> ValueError:
-    """Make the error for the draft of depth ``depth`` begun at ``row``."""
-    if log_q.ndim == 1:
+def bad_cell(indptr: npt.NDArray[np.int64], values: Array, name: str, row: int, depth: int, allowed: str) -> ValueError:
+    """Make the error for the value of depth ``depth`` of the round begun at ``row``."""
+    if values.ndim == 1:
         row += depth - 1
-        where, value = locate(inputs.indptr, row), log_q[row]
+        where, value = locate(indptr, row), values[row]
     else:
-        where, value = f"{locate(inputs.indptr, row)}, depth {depth}", log_q[row, depth - 1]
-    return ValueError(f"log_q: {where}: found {value}; allowed: {allowed}")
+        where, value = f"{locate(indptr, row)}, depth {depth}", values[row, depth - 1]
+    return ValueError(f"{name}: {where}: found {value}; allowed: {allowed}")

@@ -31,15 +31,15 @@ def law(inputs: Inputs) -> RoundLaw:
 
 
 def _one_hot(inputs: Inputs) -> tuple[Array, int | Array]:
-    log_q = inputs.draft_log_probs()
+    log_q = inputs.log_probs()
     length = inputs.lengths(log_q)
     bad = ~((log_q == 0) | (log_q == -np.inf))
     if log_q.ndim == 2:
-        left = np.repeat(inputs.indptr[1:], np.diff(inputs.indptr)) - np.arange(len(log_q))
-        bad &= np.arange(1, log_q.shape[1] + 1) <= np.minimum(length, left)[:, None]
+        bad &= inputs.inside(length, log_q.shape[1])
     if bad.any():
         row, column = divmod(int(np.argmax(bad)), log_q.shape[1] if log_q.ndim == 2 else 1)
-        raise bad_cell(inputs, log_q, row, column + 1, "0 or -inf, a draft fixed beforehand; rule 'match' needs hit")
+        allowed = "0 or -inf, a draft fixed beforehand; rule 'match' needs hit"
+        raise bad_cell(inputs.indptr, log_q, "log_q", row, column + 1, allowed)
     return (log_q == 0).astype(log_q.dtype), length
 
 

@@ -14,21 +14,14 @@ Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.0
 
 from __future__ import annotations
 
-from markov_spec.acceptance import _numba
-from markov_spec.acceptance.inputs import Inputs, Rule, ratio_cells
+from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.product import product_law
 from markov_spec.arrays import RoundLaw
 
 
 def law(inputs: Inputs) -> RoundLaw:
     """Make the round law of rejection sampling."""
-    log_q = inputs.draft_log_probs()
-    length = inputs.lengths(log_q)
-    if log_q.ndim == 1:
-        # A round of one draft from every position: the acceptance at a position is the same whatever the start.
-        accept = ratio_cells(_numba.rejection, inputs, log_q, 1, 1)[:, 0]
-        return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
-    depth = length if isinstance(length, int) else log_q.shape[1]
-    return RoundLaw(ratio_cells(_numba.rejection, inputs, log_q, length, depth), inputs.indptr, length, RULE.exactness)
+    return product_law(inputs, RULE.exactness, log_p=inputs.target_log_probs())
 
 
 RULE = Rule("rejection", "A1", ("log_p", "log_q"), "exact", law)

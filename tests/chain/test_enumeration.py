@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import markov_spec as ms
-from markov_spec.acceptance import RULES
+from markov_spec.acceptance import RULES, scalars
 from tests import oracles
 
 #           vocabulary, cap, draft length from each start, stop token
@@ -17,21 +17,43 @@ SETTINGS = {
     "varying length": (2, 5, (2, 0, 3, 1, 2), 1),
     "one token": (3, 1, (3,), None),
 }
+PLAYED = [(rule, drafts) for rule in RULES for drafts in oracles.DRAFTS.get(rule, (1,))]
 
 
-def _recorded(world, rule, outputs, depth):
-    """What a recorder would store of these outputs: log_p, log_q and hit, each for every start and depth."""
-    log_p, log_q, hit = [], [], []
-    for x in outputs:
-        for s in range(len(x)):
-            log_p.append(np.log(world.p(x[:s])[x[s]]))
-            rows = [world.q(x[:s], x[s : s + k]) for k in range(min(depth, len(x) - s))]
-            missing = [np.nan] * (depth - len(rows))
-            with np.errstate(divide="ignore"):
-                log_q.append([float(np.log(row[x[s + k]])) for k, row in enumerate(rows)] + missing)
-            hit.append([bool(np.argmax(row) == x[s + k]) for k, row in enumerate(rows)] + [True] * len(missing))
-    shape = (len(log_p), depth)
-    return np.array(log_p), np.array(log_q).reshape(shape), np.array(hit, dtype=bool).reshape(shape)
+def _option(rule, drafts, p, q, x):
+    """What rule ``rule`` reads beside log_p and log_q, of nodes with distributions p, q and realised token x."""
+    if rule == "match":
+        return "hit", np.argmax(q, axis=1) == x
+    if rule == "node-recursive":
+        return "scale", scalars.recursive_scale(p, q, drafts)
+    if rule == "node-k-seq":
+        return "scale", scalars.k_seq_scale(p, q, drafts)
+    if rule == "recorded":
+        nodes = zip(p, q, x, strict=True)
+        with np.errstate(divide="ignore"):
+            return "log_accept", np.log([oracles.acceptance_of_each_token(rule, *n[:2], drafts)[n[2]] for n in nodes])
+    return None, None
+
+
+def _recorded(world, rule, drafts, outputs, depth):
+    """What a recorder would store of these outputs: log_p, log_q and what the rule reads; NaN or True past the ends."""
+    log_p, cells, p, q, x = [], [], [], [], []
+    for output in outputs:
+        for s in range(len(output)):
+            log_p.append(np.log(world.p(output[:s])[output[s]]))
+            cells.append(np.arange(depth) < len(output) - s)
+            for k in range(min(depth, len(output) - s)):
+                p.append(world.p(output[: s + k]))
+                q.append(world.q(output[:s], output[s : s + k]))
+                x.append(output[s + k])
+    name, values = _option(rule, drafts, np.array(p), np.array(q), x)
+    with np.errstate(divide="ignore"):
+        columns = {"log_q": np.log(np.array(q)[np.arange(len(x)), x])} | ({name: values} if name else {})
+    recorded = {}
+    for column, inside in columns.items():
+        recorded[column] = np.full((len(log_p), depth), True if inside.dtype == bool else np.nan)
+        recorded[column][np.array(cells)] = inside
+    return np.array(log_p), recorded
 
 
 def _check(rounds, indptr, outputs, runs, lengths, first_start):
@@ -62,26 +84,35 @@ def _check(rounds, indptr, outputs, runs, lengths, first_start):
 @pytest.mark.parametrize("first_start", [0, 1])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", oracles.KINDS)
-@pytest.mark.parametrize("rule", RULES)
-def test_every_output_against_enumeration(rule, kind, setting, first_start):
+@pytest.mark.parametrize(("rule", "drafts"), PLAYED)
+def test_every_output_against_enumeration(rule, drafts, kind, setting, first_start):
     vocabulary, cap, lengths, stop = SETTINGS[setting]
     world = oracles.World(zlib.crc32(f"{kind} {setting}".encode()), vocabulary, kind)
-    runs = oracles.decode(world, rule, lengths, cap, first_start=first_start, stop=stop)
+    runs = oracles.decode(world, rule, lengths, cap, first_start=first_start, stop=stop, drafts=drafts)
     for x in runs:
         np.testing.assert_allclose(sum(runs[x].values()), oracles.target_probability(world, x), atol=1e-14)
     np.testing.assert_allclose(sum(sum(run.values()) for run in runs.values()), 1, atol=1e-14)
     # A residual that is 0 but for rounding leaves a trace of outputs that the target never generates.
     outputs = sorted(x for x in runs if oracles.target_probability(world, x) > 0)
     indptr = np.concatenate(([0], np.cumsum([len(x) for x in outputs])))
-    log_p, log_q, hit = _recorded(world, rule, outputs, max(lengths))
+    log_p, recorded = _recorded(world, rule, drafts, outputs, max(lengths))
     length = np.concatenate([lengths[: len(x)] for x in outputs])
-    forms = [(log_q, hit)]
+    forms = [recorded]
     if kind == "autoregressive":
-        forms.append((log_q[:, 0], hit[:, 0]))
-    for q, h in forms:
-        law = ms.round_law(log_p, q, indptr, rule=rule, draft_length=length, hit=h if rule == "match" else None)
+        forms.append({name: cells[:, 0] for name, cells in recorded.items()})
+    for form in forms:
+        log_q = form.pop("log_q")
+        options = form | ({"drafts": drafts} if rule == "independent" else {})
+        law = ms.round_law(log_p, log_q, indptr, rule=rule, draft_length=length, **options)
         _check(ms.solve(law, first_start=first_start), indptr, outputs, runs, lengths, first_start)
 
 
 def test_every_rule_has_an_oracle_against_enumeration():
-    assert set(oracles.ROUNDS) == set(RULES)
+    assert set(oracles.ROUNDS) | set(oracles.NODES) == set(RULES)
+    assert set(oracles.DRAFTS) == set(oracles.NODES)
+
+
+def test_oracle_without_replacement_against_closed_form():
+    p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])  # the second draft is the other token
+    np.testing.assert_allclose(oracles.acceptance_of_each_token("recorded", p, q, 2), 1, rtol=1e-15)
+    np.testing.assert_allclose(oracles.acceptance_of_each_token("node-recursive", p, q, 2), [1, 0.28], rtol=1e-14)

@@ -1,0 +1,162 @@
+"""Scalars of full distributions, on numpy and torch."""
+
+import decimal
+
+import numpy as np
+import pytest
+import torch
+
+from markov_spec.acceptance import scalars
+from tests import oracles
+
+RNG = np.random.default_rng(0)
+EDGES = [
+    ([0.5, 0.5], [0.5, 0.5]), ([1.0, 0.0], [1.0, 0.0]), ([1.0, 0.0], [0.0, 1.0]), ([0.4, 0.6], [1.0, 0.0]),
+    ([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]), ([0.5, 0.25, 0.25], [0.5, 0.5, 0.0]),
+]  # fmt: skip
+RANDOM = [tuple(RNG.dirichlet(np.full(v, a), size=2)) for v in (2, 3, 7) for a in (0.05, 0.3, 1, 10) for _ in range(4)]
+
+
+def _exact(distribution):
+    """Round to multiples of 2^-50, so that the sum is 1 without an error."""
+    counts = np.round(np.array(distribution) * 2**50).astype(np.int64)
+    counts[np.argmax(counts)] += 2**50 - counts.sum()
+    return counts / 2**50
+
+
+PAIRS = [(_exact(p), _exact(q)) for p, q in EDGES + RANDOM]
+FUNCTIONS = {
+    "overlap": scalars.overlap,
+    "coupling": lambda p, q: scalars.coupling(p, q, np.arange(12).reshape(4, 3) % p.shape[-1]),
+    "recursive_scale": lambda p, q: scalars.recursive_scale(p, q, 4),
+    "k_seq_scale": lambda p, q: scalars.k_seq_scale(p, q, 4),
+    "stop_aware_cost": lambda p, q: scalars.stop_aware_cost(p, q, [1, 4]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_against_numpy(name, dtype):
+    p = RNG.dirichlet(np.full(9, 0.2), size=(4, 1)).astype(dtype)
+    q = RNG.dirichlet(np.full(9, 0.2), size=(4, 3)).astype(dtype)
+    given = torch.tensor(p), torch.tensor(q)
+    found, wanted = FUNCTIONS[name](*given), FUNCTIONS[name](p, q)
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == torch.float64
+    assert isinstance(wanted, np.ndarray)
+    assert wanted.dtype == np.float64
+    assert wanted.shape == (4, 3)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_scales_against_enumeration(m):
+    for p, q in PAIRS[:30]:
+        for rule, scale in (
+            ("node-recursive", scalars.recursive_scale(p, q, m)),
+            ("node-k-seq", scalars.k_seq_scale(p, q, m)),
+        ):
+            if rule == "node-k-seq" and m == 1:
+                continue
+            ratio = np.divide(q, p, out=np.zeros(p.size), where=p > 0)
+            wanted = oracles.acceptance_of_each_token(rule, p, q, m)
+            np.testing.assert_allclose(np.minimum(1, scale * ratio), wanted, rtol=1e-9, atol=1e-12)
+
+
+def _k_seq_scale_of_60_digits(p, q, m):
+    decimal.getcontext().prec = 60
+    p, q = ([decimal.Decimal(v) for v in w.tolist()] for w in (p, q))
+    low, high = decimal.Decimal(1), decimal.Decimal(m)
+    for _ in range(80):
+        rho = (low + high) / 2
+        left = sum(max(b - a / rho, 0) for a, b in zip(p, q, strict=True)) ** m
+        right = sum(max(a - rho * b, 0) for a, b in zip(p, q, strict=True))
+        low, high = (rho, high) if left < right else (low, rho)
+    return float(low)
+
+
+@pytest.mark.parametrize("m", [2, 3, 8, 64])
+def test_k_seq_scale_against_bisection(m):
+    found = [scalars.k_seq_scale(p, q, m) for p, q in PAIRS]
+    wanted = [_k_seq_scale_of_60_digits(p, q, m) if np.minimum(p, q).any() else 0 for p, q in PAIRS]
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    for size in (2, 3, 7):
+        same = [i for i, (p, _) in enumerate(PAIRS) if p.size == size]
+        p, q = (np.array([PAIRS[i][j] for i in same]) for j in (0, 1))
+        np.testing.assert_allclose(scalars.k_seq_scale(p, q, m), np.array(wanted)[same], rtol=1e-12)
+
+
+def test_k_seq_scale_of_many_nodes_takes_few_steps_invariant(monkeypatch):
+    p, q = RNG.dirichlet(np.full(9, 0.3), size=(2, 3000))
+    steps, gap = [], scalars._k_seq_gap
+    monkeypatch.setattr(scalars, "_k_seq_gap", lambda *arguments: (steps.append(1), gap(*arguments))[1])
+    scalars.k_seq_scale(p, q, 4)
+    assert len(steps) <= 20
+
+
+def test_scales_bounds_invariant():
+    for p, q in PAIRS:
+        c = np.array([scalars.recursive_scale(p, q, m) for m in range(1, 9)])
+        rho = np.array([scalars.k_seq_scale(p, q, m) for m in range(1, 9)])
+        assert c[0] == 1
+        assert rho[0] == (1 if np.minimum(p, q).any() else 0)
+        for scale in (c, rho):
+            assert (scale <= np.arange(1, 9)).all()
+            assert (np.diff(scale) >= -1e-12).all()
+        assert (np.diff(np.diff(c)) <= 1e-12).all()
+
+
+def test_equal_distributions_against_closed_form():
+    p = RNG.dirichlet(np.ones(50), size=5)
+    for m in (1, 2, 8):
+        assert (scalars.recursive_scale(p, p, m) == 1).all()
+        assert (scalars.k_seq_scale(p, p, m) == 1).all()
+    np.testing.assert_allclose(scalars.overlap(p, p), 1, rtol=1e-15)
+    np.testing.assert_allclose(scalars.coupling(p, p, np.arange(5)), 1, rtol=1e-15)
+    assert (scalars.stop_aware_cost(p, p, [3]) == 0).all()
+
+
+def test_coupling_against_simulation():
+    rng = np.random.default_rng(1)
+    for p, q in PAIRS[::4]:
+        times = rng.exponential(size=(100_000, p.size))
+        with np.errstate(divide="ignore"):
+            target, drafter = np.argmin(times / p, axis=1), np.argmin(times / q, axis=1)
+        for x in range(p.size):
+            drawn = np.sum(target == x)
+            accepted = np.sum(drafter[target == x] == x)
+            a = scalars.coupling(p, q, x)
+            assert abs(accepted - a * drawn) <= 4.5 * np.sqrt(max(a * (1 - a), 0) * drawn) + 1e-9
+
+
+def test_small_probabilities_do_not_underflow_against_closed_form():
+    p, q = np.array([1e-200, 1.0]), np.array([1e-180, 1.0])
+    np.testing.assert_allclose(scalars.coupling(p, q, 0), 1, rtol=1e-14)
+    np.testing.assert_allclose(scalars.coupling(q, p, 0), 1e-20, rtol=1e-14)
+
+
+def test_sums_against_loops():
+    for p, q in PAIRS:
+        np.testing.assert_allclose(scalars.overlap(p, q), sum(map(min, p, q)), rtol=1e-14)
+        for stops in ([], [0], [1, 0], list(range(p.size))):
+            ordinary = [v for v in range(p.size) if v not in stops]
+            ends, cost = sum(p[v] for v in ordinary), sum(max(p[v] - q[v], 0) for v in ordinary)
+            found = scalars.stop_aware_cost(p, q, stops)
+            np.testing.assert_allclose(found, cost / ends if ends > 0 else 0, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: scalars.recursive_scale(p, p, 0), "m: found 0; allowed: an integer >= 1"),
+        (lambda p: scalars.k_seq_scale(p, p, 2.0), "m: found 2.0; allowed: an integer >= 1"),
+        (lambda p: scalars.k_seq_scale(p, p, True), "m: found True"),
+        (lambda p: scalars.stop_aware_cost(p, p, [1, 2]), "stops: found 2; allowed: token ids 0 to 1"),
+        (lambda p: scalars.stop_aware_cost(p, p, [-1]), "stops: found -1"),
+        (lambda p: scalars.overlap(p, p[:1]), r"p, q: found shapes \(2,\), \(1,\); allowed: \(..., V\) of one V"),
+        (lambda p: scalars.overlap(np.array([1, 0]), p), "p: found dtype int64; allowed: float64, float32"),
+    ],
+)
+def test_refused_inputs_invariant(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(np.array([0.5, 0.5]))
