@@ -55,6 +55,8 @@ class Rounds:
         Tokens to decode, ``max(T - first_start, 0)``.
     price : ndarray, (R,), or None
         Expected price; None if no price was given.
+    expected_inverse : ndarray, (R,), or None
+        ``E[1/R]``, NaN where nothing is left to decode; None if it was not asked for.
     """
 
     expected: Floats
@@ -66,6 +68,7 @@ class Rounds:
     drafted: Floats
     committed: Floats
     price: Floats | None = None
+    expected_inverse: Floats | None = None
 
     def __repr__(self) -> str:
         count, total = self.expected.size, float(self.expected.sum())
@@ -90,7 +93,9 @@ def _price_layout(price: Any, law: RoundLaw) -> tuple[Array, int, int]:
     return flat, (0, 1, width)[len(shape)], int(len(shape) == 2)
 
 
-def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: int | None = None) -> Rounds:
+def solve(
+    law: RoundLaw, *, first_start: int = 0, price: Any = None, inverse: bool = False, threads: int | None = None
+) -> Rounds:
     """Compute the expected rounds of every rollout, their variance, and what the rounds accept and draft.
 
     Parameters
@@ -101,6 +106,8 @@ def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: in
         ``s0``: 0 when the first token is drafted too, 1 when the prefill emits it.
     price : float or array of float, (N,) or (N, K+1), optional
         Price of a round: constant, by start, or by start and accepted drafts; any unit.
+    inverse : bool
+        Whether to compute ``E[1/R]`` as well (see ``expected_inverse``); it takes several times as long as the rest.
     threads : int, optional
         None means the cores that this process may use. Results are bit-equal for every number.
 
@@ -140,6 +147,7 @@ def solve(law: RoundLaw, *, first_start: int = 0, price: Any = None, threads: in
         drafted=np.empty(rollouts),
         committed=np.maximum(np.diff(law.indptr) - first_start, 0).astype(np.float64),
         price=None if price is None else np.empty(rollouts),
+        expected_inverse=expected_inverse(law, first_start=first_start, threads=threads) if inverse else None,
     )
     common = law.layout()
     prices = None if price is None else _price_layout(price, law)

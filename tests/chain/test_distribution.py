@@ -239,3 +239,11 @@ def test_nothing_to_decode_against_closed_form():
 def test_refused_options_invariant(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_solve_gives_the_inverse_when_asked_invariant():
+    law = ms.RoundLaw.from_acceptance(np.full((7, 2), 0.5), [0, 5, 5, 7])
+    asked = ms.solve(law, inverse=True)
+    np.testing.assert_array_equal(asked.expected_inverse, ms.expected_inverse(law))
+    assert np.isnan(asked.expected_inverse[1])
+    assert ms.solve(law).expected_inverse is None
