@@ -150,10 +150,11 @@ def solve(
         expected_inverse=expected_inverse(law, first_start=first_start, threads=threads) if inverse else None,
     )
     common = law.layout()
+    backward = _numba.backward if isinstance(law.draft_length, np.ndarray) else _numba.backward_four
     prices = None if price is None else _price_layout(price, law)
 
     def run(first: int, last: int) -> None:
-        _numba.backward(*common, first, last, first_start, out.value, out.variance)
+        backward(*common, first, last, first_start, out.value, out.variance)
         _numba.forward(
             *common, first, last, first_start, out.occupancy, out.accepted_histogram, out.tested, out.drafted
         )

@@ -50,6 +50,65 @@ def backward(
         variance[i] = spread[min(first_start, size)]
 
 
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)  # unsigned indices need no sign check
+
+
+@kernel
+def backward_four(
+    accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
+    value: Array, variance: Array,
+) -> None:  # fmt: skip
+    """As ``backward`` for a constant draft length, operation by operation, with four rollouts in flight.
+
+    They are aligned at their ends, ``left`` tokens before them; lane ``b`` of ``left`` stands at ``4 (left + 1) + b``.
+    A rollout shorter than its neighbours goes on with values that nothing reads.
+    """
+    longest = 0
+    for i in range(first, last):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    ahead = np.zeros(4 * (longest + 2))
+    spread = np.zeros(4 * (longest + 2))
+    begin = np.empty(4, np.int64)
+    end = np.empty(4, np.int64)
+    cells = np.empty(4, np.uint64)
+    for group in range(first, last, 4):
+        size = 0
+        for b in range(4):
+            begin[b] = indptr[min(group + b, last - 1)]
+            end[b] = indptr[min(group + b, last - 1) + 1]
+            size = max(size, int(end[b] - begin[b]))
+        for left in range(1, size + 1):
+            depth = min(int(length[0]), left)
+            for b in range(4):
+                at = min(max(end[b] - left, begin[b]) * row, accept.size - depth)
+                cells[b] = np.uint64(at + depth - 1)
+            c0, c1, c2, c3 = cells[0], cells[1], cells[2], cells[3]
+            t = np.uint64(4 * (left - depth))
+            m0, m1, m2, m3 = ahead[t], ahead[t + ONE], ahead[t + TWO], ahead[t + THREE]
+            v0, v1, v2, v3 = spread[t], spread[t + ONE], spread[t + TWO], spread[t + THREE]
+            for j in range(np.uint64(depth)):
+                t += FOUR
+                a, x = np.float64(accept[c0 - j]), ahead[t]
+                v0 = a * v0 + (1.0 - a) * (spread[t] + a * (m0 - x) * (m0 - x))
+                m0 = a * m0 + (1.0 - a) * x
+                a, x = np.float64(accept[c1 - j]), ahead[t + ONE]
+                v1 = a * v1 + (1.0 - a) * (spread[t + ONE] + a * (m1 - x) * (m1 - x))
+                m1 = a * m1 + (1.0 - a) * x
+                a, x = np.float64(accept[c2 - j]), ahead[t + TWO]
+                v2 = a * v2 + (1.0 - a) * (spread[t + TWO] + a * (m2 - x) * (m2 - x))
+                m2 = a * m2 + (1.0 - a) * x
+                a, x = np.float64(accept[c3 - j]), ahead[t + THREE]
+                v3 = a * v3 + (1.0 - a) * (spread[t + THREE] + a * (m3 - x) * (m3 - x))
+                m3 = a * m3 + (1.0 - a) * x
+            t = np.uint64(4 * (left + 1))
+            ahead[t], ahead[t + ONE], ahead[t + TWO], ahead[t + THREE] = 1.0 + m0, 1.0 + m1, 1.0 + m2, 1.0 + m3
+            spread[t], spread[t + ONE], spread[t + TWO], spread[t + THREE] = v0, v1, v2, v3
+        for b in range(min(4, last - group)):
+            for left in range(1, end[b] - begin[b] + 1):
+                value[end[b] - left] = ahead[4 * (left + 1) + b]
+            variance[group + b] = spread[4 * (max(end[b] - begin[b] - first_start, 0) + 1) + b]
+
+
 @kernel
 def forward(
     accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,

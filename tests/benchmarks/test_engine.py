@@ -26,22 +26,39 @@ def data():
 
 @numba.njit
 def plain_recursion(accept, indptr):
-    """Expected rounds, every in-round state ``U[s,k]`` stored, as published implementations do."""
-    depth = accept.shape[1]
-    total = 0.0
+    """Expected rounds, second moments and occupancy, every in-round state ``(s, k)`` of them stored, float64."""
+    rows, depth = accept.shape
+    U, W, flow = np.zeros((rows, depth + 1)), np.zeros((rows, depth + 1)), np.zeros((rows, depth + 1))
+    V, second, o = np.zeros(rows + depth + 2), np.zeros(rows + depth + 2), np.zeros(rows + depth + 2)
+    histogram = np.zeros((indptr.size - 1, depth + 1))
     for i in range(indptr.size - 1):
-        size = indptr[i + 1] - indptr[i]
-        V = np.zeros(size + depth + 2)
-        U = np.zeros((size, depth + 1))
-        for s in range(size - 1, -1, -1):
-            last = min(depth, size - s)
-            U[s, last] = V[s + last + 1]
+        first, end = indptr[i], indptr[i + 1]
+        for s in range(end - 1, first - 1, -1):
+            last = min(depth, end - s)
+            after = s + last + 1
+            U[s, last] = V[after] if after < end else 0.0
+            W[s, last] = second[after] if after < end else 0.0
             for k in range(last, 0, -1):
-                a = accept[indptr[i] + s, k - 1]
-                U[s, k - 1] = a * U[s, k] + (1 - a) * V[s + k]
+                a = accept[s, k - 1]
+                v, w = (V[s + k], second[s + k]) if s + k < end else (0.0, 0.0)
+                U[s, k - 1] = a * U[s, k] + (1 - a) * v
+                W[s, k - 1] = a * W[s, k] + (1 - a) * w
             V[s] = 1 + U[s, 0]
-        total += V[0]
-    return total
+            second[s] = 1 + 2 * U[s, 0] + W[s, 0]
+        o[first] = 1.0
+        for s in range(first, end):
+            last = min(depth, end - s)
+            flow[s, 0] = o[s]
+            for k in range(1, last + 1):
+                a = accept[s, k - 1]
+                flow[s, k] = flow[s, k - 1] * a
+                histogram[i, k - 1] += flow[s, k - 1] - flow[s, k]
+                if s + k < end:
+                    o[s + k] += flow[s, k - 1] * (1 - a)
+            histogram[i, last] += flow[s, last]
+            if s + last + 1 < end:
+                o[s + last + 1] += flow[s, last]
+    return V, second, o, histogram
 
 
 @numba.njit

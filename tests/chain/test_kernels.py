@@ -39,6 +39,24 @@ def test_every_field_against_reference(law, first_start):
         np.testing.assert_allclose(getattr(rounds, name), wanted, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("rollouts", range(1, 10))
+def test_four_at_once_against_one_after_the_other(rollouts):
+    """Bit by bit, for every remainder, ragged, with NaN behind the ends and in both forms."""
+    rng = np.random.default_rng(rollouts)
+    indptr = np.concatenate(([0], np.cumsum(rng.integers(0, 12, rollouts))))
+    rows = int(indptr[-1])
+    accept = rng.random((rows, 5)).astype(np.float32)
+    left = np.repeat(indptr[1:], np.diff(indptr)) - np.arange(rows)
+    accept[np.arange(1, 6) > left[:, None]] = np.nan
+    for values, depth in ((accept, 5), (accept, 0), (rng.random(rows), 4), (rng.random(rows), 30)):
+        law = ms.RoundLaw(values[:, :depth] if values.ndim == 2 else values, indptr, depth)
+        found = [(np.empty(rows), np.empty(rollouts)) for _ in range(2)]
+        for backward, out in zip((_numba.backward, _numba.backward_four), found, strict=True):
+            backward(*law.layout(), 0, rollouts, 1, *out)
+        for one, four in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, four)
+
+
 @given(strategies.laws(), FIRST_STARTS, st.integers(0, 2), st.integers(0, 2**32 - 1))
 def test_price_against_reference(law, first_start, dimensions, seed):
     shape = (law.accept.shape[0], law.depth + 1)[:dimensions]
@@ -105,7 +123,7 @@ def test_threads_invariant(dtype):
     ):
         assert law.accept.nbytes > 1 << 20
         price = rng.random((law.accept.shape[0], law.depth + 1))
-        one, two, eight = (ms.solve(law, first_start=1, price=price, threads=n) for n in (1, 2, 8))
+        one, two, eight = (ms.solve(law, first_start=1, price=price, inverse=True, threads=n) for n in (1, 2, 8))
         for name in vars(one):
             assert getattr(one, name).tobytes() == getattr(two, name).tobytes() == getattr(eight, name).tobytes(), name
 
