@@ -1,0 +1,370 @@
+"""Aggregates over rollouts, by name: pure functions of per-rollout vectors, and of histograms of rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+ROUNDING = 1e-9
+
+
+def pooled_length(committed: Any, rounds: Any) -> float | None:
+    """Committed tokens per round, pooled over rollouts: the headline figure.
+
+    Parameters
+    ----------
+    committed : array_like of float, (R,)
+        Tokens that each rollout commits.
+    rounds : array_like of float, (R,)
+        Its (expected) rounds.
+
+    Returns
+    -------
+    float or None
+        Tokens per round, the target's own token included; None without rounds.
+
+    Examples
+    --------
+    >>> pooled_length([40, 200], [10, 100])
+    2.1818181818181817
+    """
+    return _ratio(float(np.sum(committed)), float(np.sum(rounds)))
+
+
+def request_mean(tokens: Any, expected_inverse: Any) -> float | None:
+    """Mean over rollouts of the expected tokens per round, ``tokens E[1/R]``.
+
+    Parameters
+    ----------
+    tokens : array_like of float, (R,)
+        Tokens that each rollout commits.
+    expected_inverse : array_like of float, (R,)
+        ``E[1/R]``, or one over the measured rounds; NaN without rounds.
+
+    Returns
+    -------
+    float or None
+        Tokens per round; rollouts without rounds are left out, None if that leaves none.
+
+    Raises
+    ------
+    ValueError
+        If an inverse is outside (0, 1], or a rollout has tokens without rounds.
+
+    Examples
+    --------
+    >>> request_mean([40, 200, 0], [1 / 10, 1 / 100, float("nan")])
+    3.0
+    """
+    lengths, _ = _request_lengths(tokens, expected_inverse)
+    return _ratio(math.fsum(lengths), lengths.size)
+
+
+def length_weighted_mean(tokens: Any, expected_inverse: Any) -> float | None:
+    """Mean over rollouts of ``tokens E[1/R]``, weighted by their tokens.
+
+    Parameters
+    ----------
+    tokens, expected_inverse : array_like of float, (R,)
+        As in `request_mean`; errors too.
+
+    Returns
+    -------
+    float or None
+        Tokens per round; None if no rollout has rounds.
+
+    Examples
+    --------
+    >>> length_weighted_mean([40, 200], [1 / 10, 1 / 100])
+    2.3333333333333335
+    """
+    lengths, weights = _request_lengths(tokens, expected_inverse)
+    return _ratio(math.fsum(lengths * weights), math.fsum(weights))
+
+
+def plug_in_request_mean(tokens: Any, rounds: Any) -> float | None:
+    """Mean over rollouts of ``tokens / E[R]``: below `request_mean` unless the rounds are certain.
+
+    Parameters
+    ----------
+    tokens : array_like of float, (R,)
+        Tokens that each rollout commits.
+    rounds : array_like of float, (R,)
+        Its (expected) rounds.
+
+    Returns
+    -------
+    float or None
+        Tokens per round; rollouts without rounds are left out, None if that leaves none.
+
+    Raises
+    ------
+    ValueError
+        If rounds are negative, or a rollout has tokens without rounds.
+
+    Examples
+    --------
+    >>> plug_in_request_mean([40, 200, 0], [10, 100, 0])
+    3.0
+    """
+    committed, expected = _vectors(tokens, rounds, "rounds")
+    _refuse(~((expected >= 0) & (expected < np.inf)), "rounds", expected, "finite numbers >= 0")
+    chosen = expected > 0
+    _refuse(~chosen & (committed > 0), "tokens", committed, "0, since it has no rounds")
+    return _ratio(math.fsum(committed[chosen] / expected[chosen]), int(chosen.sum()))
+
+
+def left_out(rounds: Any) -> int:
+    """Count the rollouts without a round, which means over rollouts leave out.
+
+    Parameters
+    ----------
+    rounds : array_like of float, (R,)
+        (Expected) rounds of each rollout.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> left_out([10, 0, 100])
+    1
+    """
+    return int(np.sum(np.asarray(rounds) == 0))
+
+
+def drafts_only_length(tokens: Any, rounds: Any) -> float | None:
+    """Committed tokens per round without the target's own: pooled length less 1.
+
+    Parameters
+    ----------
+    tokens, rounds : array_like of float, (R,)
+        As in `pooled_length`.
+
+    Returns
+    -------
+    float or None
+        Drafts per round, a rollout's last token being the target's own; None without rounds.
+
+    Examples
+    --------
+    >>> drafts_only_length([40, 200], [10, 100])
+    1.1818181818181817
+    """
+    pooled = pooled_length(tokens, rounds)
+    return None if pooled is None else pooled - 1
+
+
+def untrimmed_length(tokens: Any, rounds: Any, overshoot: Any) -> float | None:
+    """Tokens per round where the last round of a rollout is not trimmed: ``1 + accepted / rounds``.
+
+    Parameters
+    ----------
+    tokens, rounds : array_like of float, (R,)
+        As in `pooled_length`.
+    overshoot : array_like of float, (R,)
+        (Expected) tokens past the end, see `overshoot`.
+
+    Returns
+    -------
+    float or None
+        Tokens per round; None without rounds.
+
+    Examples
+    --------
+    >>> untrimmed_length([5, 5], [2, 2], [1, 0])
+    2.75
+    """
+    return _ratio(float(np.sum(tokens)) + float(np.sum(overshoot)), float(np.sum(rounds)))
+
+
+def overshoot(histogram: Any, committed: Any) -> Array:
+    """Tokens that rounds would commit past the end: ``sum_k (k+1) h[k] - tokens``.
+
+    Parameters
+    ----------
+    histogram : array_like of float, (R, K+1)
+        (Expected) rounds of each rollout that accept exactly 0..K drafts, an accepted end token counted.
+    committed : array_like of float, (R,)
+        Tokens that each rollout commits.
+
+    Returns
+    -------
+    ndarray of float, (R,)
+        Probability that the end token was an accepted draft, since the target would add a token to it.
+
+    Raises
+    ------
+    ValueError
+        If a rollout commits more than its rounds give, beyond rounding.
+
+    Examples
+    --------
+    >>> overshoot([[1.0, 0.0, 1.0]], [3])
+    array([1.])
+    """
+    rounds, tokens = np.asarray(histogram, dtype=np.float64), np.asarray(committed, dtype=np.float64)
+    if rounds.ndim != 2 or tokens.shape != rounds.shape[:1]:
+        raise ValueError(f"histogram: found shapes {rounds.shape}, {tokens.shape}; allowed: (R, K+1) and (R,)")
+    surplus = rounds @ np.arange(1, rounds.shape[1] + 1) - tokens
+    _refuse(~(surplus >= -ROUNDING * np.maximum(tokens, 1)), "committed", tokens, "no more than its rounds give")
+    return np.maximum(surplus, 0.0)
+
+
+def macro_mean(lengths: Iterable[float | None]) -> float | None:
+    """Unweighted mean over benchmarks of the pooled length.
+
+    Parameters
+    ----------
+    lengths : iterable of float or None
+        Pooled length of each benchmark; None where it has no rounds.
+
+    Returns
+    -------
+    float or None
+        Tokens per round; benchmarks without rounds are left out, None if that leaves none.
+
+    Examples
+    --------
+    >>> macro_mean([3.0, 2.0, None])
+    2.5
+    """
+    defined = [length for length in lengths if length is not None]
+    return _ratio(math.fsum(defined), len(defined))
+
+
+def unconditional_rates(histogram: Array) -> list[float | None]:
+    """Share of rounds that accept at least ``k`` drafts, for ``k = 1..K``.
+
+    Parameters
+    ----------
+    histogram : ndarray of float, (K+1,)
+        (Expected) rounds that accept exactly 0..K drafts.
+
+    Returns
+    -------
+    list of float or None, K entries
+
+    Examples
+    --------
+    >>> unconditional_rates(np.array([2., 1., 1., 4.]))
+    [0.75, 0.625, 0.5]
+    """
+    at_least = np.cumsum(histogram[::-1])[::-1]
+    return [_ratio(float(n), float(at_least[0])) for n in at_least[1:]]
+
+
+def conditional_rates(histogram: Array, tested: Array) -> list[float | None]:
+    """Share of the rounds that tested depth ``k`` which accept it, for ``k = 1..K``.
+
+    Parameters
+    ----------
+    histogram : ndarray of float, (K+1,)
+        (Expected) rounds that accept exactly 0..K drafts.
+    tested : ndarray of float, (K,)
+        (Expected) rounds that accept ``k-1`` drafts and proposed depth ``k``.
+
+    Returns
+    -------
+    list of float or None, K entries
+        None where depth ``k`` was never tested.
+
+    Examples
+    --------
+    >>> conditional_rates(np.array([2., 1., 1., 4.]), np.array([8., 6., 5.]))
+    [0.75, 0.8333333333333334, 0.8]
+    """
+    at_least = np.cumsum(histogram[::-1])[::-1]
+    return [_ratio(float(n), float(m)) for n, m in zip(at_least[1:], tested, strict=True)]
+
+
+def draft_acceptance(accepted: float, *, proposed: float) -> float | None:
+    """Accepted drafts per proposed draft.
+
+    Parameters
+    ----------
+    accepted : float
+        Accepted drafts, the target's own tokens left out.
+    proposed : float
+        Proposed drafts. For a tree there are two figures, and a report must say which: rounds times *depth* gives the
+        rate per depth, rounds times *nodes* (the root not counted) the rate per node.
+
+    Returns
+    -------
+    float or None
+        None if nothing was proposed.
+
+    Raises
+    ------
+    ValueError
+        If more were accepted than proposed: target tokens were counted as drafts.
+
+    Examples
+    --------
+    >>> draft_acceptance(20, proposed=10 * 15), draft_acceptance(20, proposed=10 * 3)
+    (0.13333333333333333, 0.6666666666666666)
+    """
+    if accepted > proposed * (1 + ROUNDING):
+        raise ValueError(f"accepted: found {accepted} of {proposed} proposed drafts; allowed: at most all of them")
+    return _ratio(float(accepted), float(proposed))
+
+
+def surprise_z(log_p: Array, entropy: Array, varentropy: Array) -> float | None:
+    """Standardised total surprise of rollouts under the distribution they are said to come from.
+
+    Parameters
+    ----------
+    log_p : ndarray of float, (N,)
+        Log-probability (nats) of each realised token.
+    entropy, varentropy : ndarray of float, (N,)
+        Mean and variance of ``-log p`` of each position's distribution, nats and nats squared.
+
+    Returns
+    -------
+    float or None
+        About standard normal if every token was drawn from its distribution and no rollout was selected; None where
+        nothing was random (no tokens, or greedy decoding).
+
+    Examples
+    --------
+    >>> surprise_z(np.array([-.7, -1.5]), np.array([1.0, .8]), np.array([.01, .03]))
+    2.0
+    """
+    spread = float(np.sum(varentropy, dtype=np.float64))
+    if spread == 0:
+        return None
+    surplus = -float(np.sum(log_p, dtype=np.float64)) - float(np.sum(entropy, dtype=np.float64))
+    return surplus / math.sqrt(spread)
+
+
+def _vectors(tokens: Any, other: Any, name: str) -> tuple[Array, Array]:
+    committed, values = np.asarray(tokens, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if committed.ndim != 1 or committed.shape != values.shape:
+        raise ValueError(f"{name}: found shape {values.shape} for {committed.shape} tokens; allowed: both (R,)")
+    _refuse(~((committed >= 0) & (committed < np.inf)), "tokens", committed, "finite numbers >= 0")
+    return committed, values
+
+
+def _refuse(bad: Array, name: str, values: Array, allowed: str) -> None:
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise ValueError(f"{name}: rollout {i}: found {values[i]:g}; allowed: {allowed}")
+
+
+def _request_lengths(tokens: Any, expected_inverse: Any) -> tuple[Array, Array]:
+    committed, inverse = _vectors(tokens, expected_inverse, "expected_inverse")
+    bare = np.isnan(inverse)
+    _refuse(bare & (committed > 0), "tokens", committed, "0, since it has no rounds")
+    outside = ~((inverse > 0) & (inverse <= 1 + ROUNDING)) & ~bare
+    _refuse(outside, "expected_inverse", inverse, "above 0, at most 1; NaN without rounds")
+    return (committed * inverse)[~bare], committed[~bare]
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
