@@ -4,7 +4,7 @@ from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
 from markov_spec.evaluation import Contender, Evaluation, evaluate
-from markov_spec.simulation import simulate
+from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.store import Store, add_drafter, open_store, write_store
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "round_distribution",
     "round_law",
     "simulate",
+    "simulate_decoding",
     "solve",
     "write_store",
 ]

@@ -18,9 +18,10 @@ from markov_spec.acceptance import (
     rejection,
 )
 from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.literal import Round, Tokens
 from markov_spec.arrays import RoundLaw, check_indptr
 
-__all__ = ["RULES", "Rule", "round_law"]
+__all__ = ["RULES", "Round", "Rule", "Tokens", "round_law"]
 
 RULES: dict[str, Rule] = {
     entry.name: entry

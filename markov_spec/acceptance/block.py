@@ -21,6 +21,7 @@ import numpy as np
 
 from markov_spec.acceptance import _numba
 from markov_spec.acceptance.inputs import Inputs, Rule, ratio_cells
+from markov_spec.acceptance.literal import Round, Tokens, excess
 from markov_spec.arrays import RoundLaw
 
 
@@ -36,4 +37,23 @@ def law(inputs: Inputs) -> RoundLaw:
     return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
 
 
-RULE = Rule("block", "A4", ("log_p", "log_q"), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: draft all, let every prefix pass or fail its own test, and keep the longest that passes."""
+    drafts: Tokens = ()
+    rows = []
+    for _ in range(this.length):
+        rows.append(this.drafter(drafts))
+        drafts = (*drafts, this.draw(rows[-1]))
+    w, kept, left = 1.0, 0, np.zeros(0)
+    for k, q in enumerate(rows):
+        p = this.target(drafts[:k])
+        m = float(np.maximum(w * p - q, 0).sum())
+        if k == 0 or (m > 0 and this.uniform() < m / (m + (1 - w))):
+            kept, left = k, excess(w * p, q)
+        w = min(1.0, w * p[drafts[k]] / q[drafts[k]])
+    if this.length == 0 or this.uniform() < w:
+        kept, left = this.length, this.target(drafts)
+    return (*drafts[:kept], this.draw(left))
+
+
+RULE = Rule("block", "A4", ("log_p", "log_q"), "exact", law, verify=verify)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from markov_spec.acceptance.inputs import Inputs, Rule, exponential
+from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth
 from markov_spec.acceptance.product import product_law
 from markov_spec.arrays import Array, RoundLaw
 
@@ -31,4 +32,15 @@ def law(inputs: Inputs) -> RoundLaw:
     return product_law(inputs, RULE.exactness, finish=exponential if drafts == 1 else finish)
 
 
-RULE = Rule("independent", "A3", ("log_q",), "exact", law, takes=("drafts",))
+def verify(this: Round) -> Tokens:
+    """Play a round: the target draws for itself, and goes on while its token is among the drafts."""
+    return decide_by_depth(this, _decide)
+
+
+def _decide(this: Round, p: Array, q: Array) -> tuple[int, bool]:
+    candidates = this.draw_all(q)
+    x = this.draw(p)
+    return x, x in candidates
+
+
+RULE = Rule("independent", "A3", ("log_q",), "exact", law, takes=("drafts",), verify=verify, several=True)

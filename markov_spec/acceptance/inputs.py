@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from markov_spec._jit import split_rollouts
+from markov_spec.acceptance.literal import Round, Tokens
 from markov_spec.arrays import (
     LOG_TOLERANCE,
     Array,
@@ -136,6 +137,10 @@ class Rule:
     law : callable
     takes : tuple of str
         Arguments that it reads when they are given.
+    verify : callable, optional
+        Its literal decision of one round: the tokens committed. Absent where only acceptances are recorded.
+    several : bool
+        Whether ``verify`` plays rounds of several drafts at each depth.
     """
 
     name: str
@@ -144,6 +149,8 @@ class Rule:
     exactness: Exactness
     law: Callable[[Inputs], RoundLaw]
     takes: tuple[str, ...] = ()
+    verify: Callable[[Round], Tokens] | None = None
+    several: bool = False
 
 
 def _chunks(indptr: npt.NDArray[np.int64], first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:

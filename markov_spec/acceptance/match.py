@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from markov_spec.acceptance.inputs import Inputs, Rule, bad_cell
+from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth
 from markov_spec.arrays import Array, RoundLaw
 
 
@@ -43,4 +44,15 @@ def _one_hot(inputs: Inputs) -> tuple[Array, int | Array]:
     return (log_q == 0).astype(log_q.dtype), length
 
 
-RULE = Rule("match", "A2, A8", ("hit",), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: the candidates are the drafter's most probable tokens, the lower id first among equals."""
+    return decide_by_depth(this, _decide)
+
+
+def _decide(this: Round, p: Array, q: Array) -> tuple[int, bool]:
+    candidates = np.argsort(-q, kind="stable")[: this.drafts]
+    x = this.draw(p)
+    return x, x in candidates
+
+
+RULE = Rule("match", "A2, A8", ("hit",), "exact", law, verify=verify, several=True)

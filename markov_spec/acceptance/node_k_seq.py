@@ -21,9 +21,11 @@ Source: Sun et al. 2023, SpecTr (arXiv 2310.15141), algorithm K-SEQ.
 
 from __future__ import annotations
 
+from markov_spec.acceptance import scalars
 from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth, excess
 from markov_spec.acceptance.product import scaled_law
-from markov_spec.arrays import RoundLaw
+from markov_spec.arrays import Array, RoundLaw
 
 
 def law(inputs: Inputs) -> RoundLaw:
@@ -31,4 +33,17 @@ def law(inputs: Inputs) -> RoundLaw:
     return scaled_law(inputs, RULE.exactness, zero=True)
 
 
-RULE = Rule("node-k-seq", "A7", ("log_p", "log_q", "scale"), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: each draft has the same test; if none passes, draw from the residual."""
+    return decide_by_depth(this, _decide)
+
+
+def _decide(this: Round, p: Array, q: Array) -> tuple[int, bool]:
+    rho = float(scalars.k_seq_scale(p, q, this.drafts)) or 1.0  # any, where p and q share no token
+    for x in this.draw_all(q):
+        if this.uniform() < p[x] / (rho * q[x]):
+            return x, True
+    return this.draw(excess(p, rho * q)), False
+
+
+RULE = Rule("node-k-seq", "A7", ("log_p", "log_q", "scale"), "exact", law, verify=verify, several=True)

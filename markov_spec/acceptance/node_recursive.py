@@ -23,8 +23,9 @@ sampling.
 from __future__ import annotations
 
 from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth, excess
 from markov_spec.acceptance.product import scaled_law
-from markov_spec.arrays import RoundLaw
+from markov_spec.arrays import Array, RoundLaw
 
 
 def law(inputs: Inputs) -> RoundLaw:
@@ -32,4 +33,18 @@ def law(inputs: Inputs) -> RoundLaw:
     return scaled_law(inputs, RULE.exactness)
 
 
-RULE = Rule("node-recursive", "A6", ("log_p", "log_q", "scale"), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: rejection sampling again and again, each time from what the last one left."""
+    return decide_by_depth(this, _decide)
+
+
+def _decide(this: Round, p: Array, q: Array) -> tuple[int, bool]:
+    for x in this.draw_all(q):
+        if this.uniform() < p[x] / q[x]:
+            return x, True
+        p = excess(p, q)
+        p = p / p.sum()
+    return this.draw(p), False
+
+
+RULE = Rule("node-recursive", "A6", ("log_p", "log_q", "scale"), "exact", law, verify=verify, several=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.literal import Round, Tokens
 from markov_spec.arrays import RoundLaw
 
 
@@ -17,4 +18,9 @@ def law(inputs: Inputs) -> RoundLaw:
     return RoundLaw(accept, inputs.indptr, None, RULE.exactness)
 
 
-RULE = Rule("none", "A9", (), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: draw one token from the target."""
+    return (this.draw(this.target(())),)
+
+
+RULE = Rule("none", "A9", (), "exact", law, verify=verify)

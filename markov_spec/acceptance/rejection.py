@@ -15,8 +15,9 @@ Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.0
 from __future__ import annotations
 
 from markov_spec.acceptance.inputs import Inputs, Rule
+from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth, excess
 from markov_spec.acceptance.product import product_law
-from markov_spec.arrays import RoundLaw
+from markov_spec.arrays import Array, RoundLaw
 
 
 def law(inputs: Inputs) -> RoundLaw:
@@ -24,4 +25,16 @@ def law(inputs: Inputs) -> RoundLaw:
     return product_law(inputs, RULE.exactness, log_p=inputs.target_log_probs())
 
 
-RULE = Rule("rejection", "A1", ("log_p", "log_q"), "exact", law)
+def verify(this: Round) -> Tokens:
+    """Play a round: accept a draft with probability ``min(1, p/q)``, or draw from the residual."""
+    return decide_by_depth(this, _decide)
+
+
+def _decide(this: Round, p: Array, q: Array) -> tuple[int, bool]:
+    x = this.draw(q)
+    if this.uniform() < p[x] / q[x]:
+        return x, True
+    return this.draw(excess(p, q)), False
+
+
+RULE = Rule("rejection", "A1", ("log_p", "log_q"), "exact", law, verify=verify)
