@@ -238,14 +238,14 @@ def check_command(
     Ends with code 1 if something is wrong with the data.
     """
     findings = check_integrity(store)
+    errors = sum(finding.severity == "error" for finding in findings)
     if format == "json":
         _print(json.dumps({"store": str(store), "findings": [asdict(f) for f in findings]}, indent=2) + "\n")
     else:
         if findings:
             _print(findings_table(findings))
-        count = sum(finding.severity == "error" for finding in findings)
-        _print(f"{store}: {'sound' if not count else f'{count} error' + 's' * (count > 1)}\n")
-    if any(finding.severity == "error" for finding in findings):
+        _print(f"{store}: {'sound' if not errors else f'{errors} error' + 's' * (errors > 1)}\n")
+    if errors:
         raise typer.Exit(1)
 
 

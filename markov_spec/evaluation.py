@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from markov_spec.acceptance import RULES, round_law
-from markov_spec.arrays import Array, Drafts, Exactness, RequestError, Rollouts, RoundLaw
+from markov_spec.arrays import Array, Drafts, Exactness, RequestError, Rollouts, RoundLaw, rollout_spans
 from markov_spec.chain import solve
 from markov_spec.metrics import conditional_rates, pooled_length, unconditional_rates
 from markov_spec.store import Store, open_store
@@ -260,16 +259,13 @@ class Evaluation:
         lists = {name: pl.List(pl.Float64) for name in ("unconditional", "conditional", "accepted_histogram")}
         return pl.DataFrame(rows, schema_overrides={"pooled_length": pl.Float64, **lists})
 
-    def _headline(self) -> str:
+    def __repr__(self) -> str:
         length = "no rounds" if self.pooled_length is None else f"{self.pooled_length:.4f} tokens per round"
         return (
-            f"{self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
+            f"Evaluation({self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
             f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, "
-            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)})"
+            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)}))"
         )
-
-    def __repr__(self) -> str:
-        return f"Evaluation({self._headline()})"
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
@@ -372,14 +368,9 @@ def _settle(contender: Contender, drafts: Drafts) -> tuple[str, int]:
     return rule, depth
 
 
-def _chunks(rollouts: Rollouts, depth: int) -> Iterator[tuple[int, int]]:
+def _chunks(rollouts: Rollouts, depth: int) -> list[tuple[int, int]]:
     rows = max(1, CHUNK_BYTES // (8 * max(depth, 1)))
-    first, count = 0, len(rollouts)
-    while first < count or first == 0:
-        last = int(np.searchsorted(rollouts.indptr, rollouts.indptr[first] + rows, side="right")) - 1
-        last = min(max(last, first + 1), count)
-        yield first, last
-        first = max(last, 1)
+    return list(rollout_spans(rollouts.indptr, 0, len(rollouts), rows)) or [(0, 0)]
 
 
 def _law(rollouts: Rollouts, drafts: Drafts, rule: str, depth: int, first: int, last: int) -> RoundLaw:

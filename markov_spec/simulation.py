@@ -9,7 +9,7 @@ The module shares nothing with ``chain``, whose results it is a witness for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from markov_spec._jit import kernel
 from markov_spec.acceptance import RULES, Round, Tokens
-from markov_spec.arrays import Array, RoundLaw, as_float, check_first_start
+from markov_spec.arrays import Array, RoundLaw, as_float, check_first_start, check_integer, rollout_spans
 
 __all__ = ["simulate", "simulate_decoding"]
 
@@ -43,15 +43,6 @@ def _walk(
                 s += passed + 1
                 count += 1
             rounds[replicate, i] = count
-
-
-def _spans(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    # Ranges of rollouts of at most CHUNK positions, or of one rollout.
-    first, rollouts = 0, indptr.size - 1
-    while first < rollouts:
-        last = max(int(np.searchsorted(indptr, indptr[first] + CHUNK, side="right")) - 1, first + 1)
-        yield first, last
-        first = last
 
 
 def simulate(
@@ -93,7 +84,7 @@ def simulate(
            [2],
            [2]])
     """
-    _check_integer(replicates, "replicates", 1)
+    check_integer(replicates, "replicates", 1)
     rows, indptr = law.accept.shape[0], law.indptr
     first_start = check_first_start(first_start, rows)
     _check_generator(rng)
@@ -101,7 +92,7 @@ def simulate(
     batch = max(1, CHUNK // max(rows, 1))  # more than 1 only if there is one span
     for begin in range(0, rounds.shape[0], batch):
         part = rounds[begin : begin + batch]
-        for first, last in _spans(indptr):
+        for first, last in rollout_spans(indptr, 0, indptr.size - 1, CHUNK):
             uniforms = rng.random((part.shape[0], int(indptr[last] - indptr[first])))
             _walk(*law.layout(), first, last, first_start, uniforms, part)
     return rounds
@@ -172,7 +163,7 @@ def simulate_decoding(
     ((0, 1, 2, 3, 0, 1, 2, 3, 0, 1), 3)
     """
     verify = _decision(rule, drafts)
-    _check_integer(max_tokens, "max_tokens", 1)
+    check_integer(max_tokens, "max_tokens", 1)
     _check_generator(rng)
     first_start = check_first_start(first_start, max_tokens)
     before = tuple(prompt)
@@ -183,7 +174,7 @@ def simulate_decoding(
     while len(tokens) < max_tokens and not stops.intersection(tokens[-1:]):
         prefill = len(tokens) < first_start
         length = draft_length(len(tokens)) if callable(draft_length) else draft_length
-        _check_integer(length, "draft_length", 0)
+        check_integer(length, "draft_length", 0)
         this = _round(target, drafter, before + tokens, size, 0 if prefill else length, drafts, rng)
         committed = verify(this)  # without drafts, one token of the target's
         end = next((i for i, v in enumerate(committed, 1) if v in stops), len(committed))
@@ -226,16 +217,11 @@ def _decision(rule: str, drafts: int) -> Callable[[Round], Tokens]:
     decisions = {entry.name: entry.verify for entry in RULES.values() if entry.verify}
     if rule not in decisions:
         raise ValueError(f"rule: found {rule!r}; allowed: {', '.join(decisions)}")
-    _check_integer(drafts, "drafts", 1)
+    check_integer(drafts, "drafts", 1)
     if drafts > 1 and not RULES[rule].several:
         several = ", ".join(entry.name for entry in RULES.values() if entry.several)
         raise ValueError(f"drafts: found {drafts}, but rule {rule!r} has one at each depth; more only for: {several}")
     return decisions[rule]
-
-
-def _check_integer(value: Any, name: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name}: found {value!r}; allowed: an integer >= {least}")
 
 
 def _check_generator(rng: Any) -> None:

@@ -33,7 +33,7 @@ def lengths(draw: st.DrawFn, rows: int, depth: int) -> int | np.ndarray:
     """A constant or per-start draft length of at most ``depth``."""
     if draw(st.booleans()):
         return draw(st.integers(0, depth))
-    return filled(draw, st.integers(0, depth), (rows,), np.int64)  # type: ignore[arg-type]
+    return filled(draw, st.integers(0, depth), (rows,), np.int64)  # type: ignore[arg-type] # of integers
 
 
 @st.composite

@@ -121,5 +121,5 @@ def round_law(
             raise ValueError(f"{name}: given, but rule {rule!r} does not use it; only for: {', '.join(users)}")
     inputs = Inputs(rule, check_indptr(indptr), log_p, log_q, draft_length, **options)
     if log_p is not None:
-        inputs.target_log_probs()
+        _ = inputs.target_log_probs  # validated once, whether or not the rule reads it
     return RULES[rule].law(inputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from markov_spec.arrays import (
     Exactness,
     RoundLaw,
     as_float,
+    cells_inside,
     check_draft_length,
+    check_integer,
     check_log_probs,
     locate,
+    rollout_spans,
 )
 
 Kernel = Callable[..., int]
@@ -62,6 +66,7 @@ class Inputs:
             shapes = " or ".join({1: f"({rows},)", 2: f"({rows}, K)"}[n] for n in dimensions)
             raise ValueError(f"{name}: found shape {values.shape}; allowed: {shapes}, one row for each position")
 
+    @cached_property
     def target_log_probs(self) -> Array:
         """Give ``log_p``, float64 ``(N,)``, every value finite."""
         values = as_float(self._given("log_p"), "log_p")
@@ -86,8 +91,7 @@ class Inputs:
     def draft_count(self) -> int:
         """Give ``drafts``, 1 when absent."""
         found = 1 if self.drafts is None else self.drafts
-        if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < 1:
-            raise ValueError(f"drafts: found {found!r}; allowed: an integer >= 1")
+        check_integer(found, "drafts", 1)
         return int(found)
 
     def scales(self, log_q: Array, *, zero: bool) -> Array:
@@ -103,7 +107,7 @@ class Inputs:
             bad &= values != 0
         if not bad.any():
             return values
-        wrong = bad & self.inside(self.lengths(log_q), values.shape[1]) if values.ndim == 2 else bad
+        wrong = bad & cells_inside(self.indptr, values.shape[1], self.lengths(log_q)) if values.ndim == 2 else bad
         if wrong.any():
             allowed = "a finite number >= 1" + (", or 0 where target and drafter share no token" if zero else "")
             if values.ndim == 0:
@@ -111,11 +115,6 @@ class Inputs:
             row, column = divmod(int(np.argmax(wrong)), values.shape[1] if values.ndim == 2 else 1)
             raise bad_cell(self.indptr, values, "scale", row, column + 1, allowed)
         return np.where(bad, 1, values)
-
-    def inside(self, length: int | Array, width: int) -> npt.NDArray[np.bool_]:
-        """Give the cells, bool ``(N, width)``, that are neither past an end nor deeper than ``length``."""
-        left = np.repeat(self.indptr[1:], np.diff(self.indptr)) - np.arange(self.indptr[-1])
-        return np.arange(1, width + 1) <= np.minimum(length, left)[:, None]
 
     def lengths(self, values: Array) -> int | Array:
         """Give the draft length for drafts recorded as ``values``: at most ``K``, required in the ``(N,)`` form."""
@@ -151,15 +150,6 @@ class Rule:
     takes: tuple[str, ...] = ()
     verify: Callable[[Round], Tokens] | None = None
     several: bool = False
-
-
-def _chunks(indptr: npt.NDArray[np.int64], first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
-    # Ranges of rollouts of at most ``rows`` positions, or of one rollout.
-    while first < last:
-        stop = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
-        stop = min(max(stop, first + 1), last)
-        yield first, stop
-        first = stop
 
 
 def exponential(logs: Array, rows: slice, out: Array) -> None:
@@ -209,7 +199,7 @@ def ratio_cells(
     bad: list[int] = []
 
     def run(first: int, last: int) -> None:
-        for i, j in _chunks(inputs.indptr, first, last, CHUNK_CELLS // max(depth, 1)):
+        for i, j in rollout_spans(inputs.indptr, first, last, CHUNK_CELLS // max(depth, 1)):
             rows = slice(int(inputs.indptr[i]), int(inputs.indptr[j]))
             logs = np.empty((rows.stop - rows.start, depth))
             found = kernel(log_p, flat, row, lengths, step, inputs.indptr, i, j, logs)

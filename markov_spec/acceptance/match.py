@@ -16,7 +16,7 @@ import numpy as np
 
 from markov_spec.acceptance.inputs import Inputs, Rule, bad_cell
 from markov_spec.acceptance.literal import Round, Tokens, decide_by_depth
-from markov_spec.arrays import Array, RoundLaw
+from markov_spec.arrays import Array, RoundLaw, cells_inside
 
 
 def law(inputs: Inputs) -> RoundLaw:
@@ -36,7 +36,7 @@ def _one_hot(inputs: Inputs) -> tuple[Array, int | Array]:
     length = inputs.lengths(log_q)
     bad = ~((log_q == 0) | (log_q == -np.inf))
     if log_q.ndim == 2:
-        bad &= inputs.inside(length, log_q.shape[1])
+        bad &= cells_inside(inputs.indptr, log_q.shape[1], length)
     if bad.any():
         row, column = divmod(int(np.argmax(bad)), log_q.shape[1] if log_q.ndim == 2 else 1)
         allowed = "0 or -inf, a draft fixed beforehand; rule 'match' needs hit"

@@ -64,7 +64,7 @@ def scaled_law(inputs: Inputs, exactness: Exactness, *, zero: bool = False) -> R
             logs += np.log(_cells(scale, rows, logs.shape[1]), dtype=np.float64)
         exponential(np.minimum(logs, 0, out=logs), rows, out)
 
-    return product_law(inputs, exactness, log_p=inputs.target_log_probs(), finish=finish)
+    return product_law(inputs, exactness, log_p=inputs.target_log_probs, finish=finish)
 
 
 def _cells(scale: Array, rows: slice, depth: int) -> Array:

@@ -22,7 +22,7 @@ from markov_spec.arrays import Array, RoundLaw
 
 def law(inputs: Inputs) -> RoundLaw:
     """Make the round law of rejection sampling."""
-    return product_law(inputs, RULE.exactness, log_p=inputs.target_log_probs())
+    return product_law(inputs, RULE.exactness, log_p=inputs.target_log_probs)
 
 
 def verify(this: Round) -> Tokens:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from markov_spec.arrays import check_integer
+
 TOLERANCE = 1e-15
 
 
@@ -119,7 +121,7 @@ def recursive_scale(p: Any, q: Any, m: int) -> Any:
     1.25
     """
     xp, p, q = _float64(p, q)
-    _check_count(m)
+    check_integer(m, "m", 1)
     scale = xp.ones_like((p + q)[..., 0])
     for _ in range(m - 1):
         scale = scale + xp.sum(_positive(xp, p - scale[..., None] * q), axis=-1)
@@ -159,7 +161,7 @@ def k_seq_scale(p: Any, q: Any, m: int) -> Any:
     1.390388203202
     """
     xp, p, q = _float64(p, q)
-    _check_count(m)
+    check_integer(m, "m", 1)
     rho = low = xp.ones_like((p + q)[..., 0])
     high, move, before = m * low, (m - 1) * low, (m - 1) * low
     while bool(xp.any(xp.abs(move) > TOLERANCE * rho)):
@@ -245,8 +247,3 @@ def _float64(p: Any, q: Any) -> tuple[Any, Any, Any]:
     if p.shape[-1:] != q.shape[-1:] or not p.shape:
         raise ValueError(f"p, q: found shapes {tuple(p.shape)}, {tuple(q.shape)}; allowed: (..., V) of one V")
     return xp, xp.astype(p, xp.float64, copy=False), xp.astype(q, xp.float64, copy=False)
-
-
-def _check_count(m: Any) -> None:
-    if isinstance(m, bool) or not isinstance(m, int | np.integer) or m < 1:
-        raise ValueError(f"m: found {m!r}; allowed: an integer >= 1")

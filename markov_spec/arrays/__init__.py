@@ -33,11 +33,13 @@ from markov_spec.arrays.checks import (
     check_draft_length,
     check_first_start,
     check_indptr,
+    check_integer,
     check_log_probs,
     locate,
 )
 from markov_spec.arrays.law import Exactness, RoundLaw
 from markov_spec.arrays.recorded import Drafts, Kind, Rollouts
+from markov_spec.arrays.rows import cells_inside, rollout_spans
 
 __all__ = [
     "ABSENT",
@@ -50,9 +52,12 @@ __all__ = [
     "Rollouts",
     "RoundLaw",
     "as_float",
+    "cells_inside",
     "check_draft_length",
     "check_first_start",
     "check_indptr",
+    "check_integer",
     "check_log_probs",
     "locate",
+    "rollout_spans",
 ]

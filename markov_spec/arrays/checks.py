@@ -174,6 +174,18 @@ def check_draft_length(given: Any, indptr: npt.NDArray[np.int64], depth: int | N
     return int(lengths) if lengths.ndim == 0 else np.ascontiguousarray(lengths, dtype=np.int32)
 
 
+def check_integer(value: Any, name: str, least: int) -> None:
+    """Refuse what is not an integer of at least ``least``; a bool is none.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what was found and what is allowed.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}: found {value!r}; allowed: an integer >= {least}")
+
+
 def check_first_start(first_start: Any, rows: int) -> int:
     """Validate ``s0``, the tokens committed before the first round.
 
@@ -192,6 +204,5 @@ def check_first_start(first_start: Any, rows: int) -> int:
     ValueError
         Unless it is an integer of 0 or more.
     """
-    if isinstance(first_start, bool) or not isinstance(first_start, int | np.integer) or first_start < 0:
-        raise ValueError(f"first_start: found {first_start!r}; allowed: an integer >= 0")
+    check_integer(first_start, "first_start", 0)
     return int(min(first_start, rows))

@@ -9,19 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from markov_spec.arrays.checks import LOG_TOLERANCE, Array, as_float, check_draft_length, check_indptr, locate
+from markov_spec.arrays.rows import cells_inside
 
 Exactness = Literal["exact", "bound", "heuristic", "teacher-forced"]
-
-
-def _cells_in_range(indptr: npt.NDArray[np.int64], depth: int) -> npt.NDArray[np.bool_]:
-    left = np.repeat(indptr[1:], np.diff(indptr)) - np.arange(indptr[-1])
-    return np.arange(1, depth + 1) <= left[:, None]
 
 
 def _check_unit(values: Array, indptr: npt.NDArray[np.int64], name: str) -> None:
     if values.ndim != 2:
         raise ValueError(f"{name}: found shape {values.shape}; allowed: (N, K), depth 1..K")
-    bad = ~((values >= 0) & (values <= 1 + LOG_TOLERANCE)) & _cells_in_range(indptr, values.shape[1])
+    bad = ~((values >= 0) & (values <= 1 + LOG_TOLERANCE)) & cells_inside(indptr, values.shape[1])
     if bad.any():
         row, column = (int(j) for j in np.unravel_index(int(np.argmax(bad)), bad.shape))
         raise ValueError(
@@ -117,7 +113,7 @@ class RoundLaw:
         _check_unit(values, offsets, "S")
         before = np.ones_like(values)
         before[:, 1:] = values[:, :-1]
-        rises = (values > before + LOG_TOLERANCE) & _cells_in_range(offsets, values.shape[1])
+        rises = (values > before + LOG_TOLERANCE) & cells_inside(offsets, values.shape[1])
         if rises.any():
             row, column = (int(j) for j in np.unravel_index(int(np.argmax(rises)), rises.shape))
             raise ValueError(
@@ -137,7 +133,7 @@ class RoundLaw:
         """The largest draft length ``K``."""
         if self.form == "cells":
             return int(self.accept.shape[1])
-        return int(np.max(self.draft_length, initial=0))  # type: ignore[arg-type]
+        return int(np.max(np.asarray(self.draft_length), initial=0))
 
     def layout(self) -> tuple[Array, int, Array, int, Array]:
         """Give the law as kernels read it.
@@ -161,8 +157,7 @@ class RoundLaw:
     def survival(self) -> Array:
         """Materialise ``S``, float64 ``(N, K)``, zero past the ends and beyond the draft length."""
         rows, depth = self.accept.shape[0], self.depth
-        inside = _cells_in_range(self.indptr, depth)
-        inside &= np.arange(1, depth + 1) <= np.broadcast_to(np.asarray(self.draft_length), (rows,))[:, None]
+        inside = cells_inside(self.indptr, depth, self.draft_length)
         if self.form == "cells":
             cells = self.accept.astype(np.float64)
         else:

@@ -150,7 +150,7 @@ def solve(
         expected_inverse=expected_inverse(law, first_start=first_start, threads=threads) if inverse else None,
     )
     common = law.layout()
-    backward = _numba.backward if isinstance(law.draft_length, np.ndarray) else _numba.backward_four
+    backward = _numba.backward_of(law)
     prices = None if price is None else _price_layout(price, law)
 
     def run(first: int, last: int) -> None:

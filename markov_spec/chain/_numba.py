@@ -7,10 +7,12 @@ constant. Prices stand at ``s * price_row + N * price_step``. Offsets are int64,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from markov_spec._jit import kernel
-from markov_spec.arrays import Array
+from markov_spec.arrays import Array, RoundLaw
 
 
 @kernel
@@ -107,6 +109,11 @@ def backward_four(
             for left in range(1, end[b] - begin[b] + 1):
                 value[end[b] - left] = ahead[4 * (left + 1) + b]
             variance[group + b] = spread[4 * (max(end[b] - begin[b] - first_start, 0) + 1) + b]
+
+
+def backward_of(law: RoundLaw) -> Callable[..., None]:
+    """Give the faster of the two backward kernels that can read the law."""
+    return backward if isinstance(law.draft_length, np.ndarray) else backward_four
 
 
 @kernel

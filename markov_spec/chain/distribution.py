@@ -267,7 +267,7 @@ def expected_inverse(law: RoundLaw, *, first_start: int = 0, threads: int | None
     value, variance = np.empty(law.accept.shape[0]), np.empty(rollouts)
 
     def run(first: int, last: int) -> None:
-        _numba.backward(*common, first, last, start, value, variance)
+        _numba.backward_of(law)(*common, first, last, start, value, variance)
         pending, mean = np.zeros(rollouts, bool), np.ones(rollouts)
         pending[first:last] = left[first:last] > 0
         mean[pending] = value[law.indptr[:-1][pending] + start]

@@ -54,7 +54,7 @@ def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
     frame = pl.concat([result.summary(by=by) for result in results])
     for name in [name for name, kind in frame.schema.items() if kind == pl.List]:
         first = int(name != "accepted_histogram")
-        width = int(frame[name].list.len().max() or 0)  # type: ignore[arg-type]
+        width = max(frame[name].list.len().to_list(), default=0)
         spread = [pl.col(name).list.get(i, null_on_oob=True).alias(f"{name}_{i + first}") for i in range(width)]
         frame = frame.with_columns(spread).drop(name)
     return frame.write_csv()

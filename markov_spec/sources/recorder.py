@@ -141,19 +141,7 @@ def record(
                     piles[name].add(drafter_columns(drafter, scored, kept, model.stop_ids))
             bars.advance(task)
     drafts = {name: _drafts(name, chosen[name], piles[name].stacked(), sampling) for name in chosen}
-    metadata = {
-        "target": model.name,
-        "target_fingerprint": model.fingerprint(),
-        "tokenizer": type(model.tokenizer).__name__,
-        "tokenizer_fingerprint": model.tokenizer_fingerprint(),
-        "vocab_size": model.vocab_size,
-        "stop_ids": list(model.stop_ids),
-        "sampling": sampling.to_metadata(),
-        "logprob_space": "processed",
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "scored_apart": apart,
-    }
+    run = {"max_new_tokens": max_new_tokens, "seed": seed, "scored_apart": apart}
     lengths = [len(r.tokens) for r in rollouts]
     tokens = np.array([t for r in rollouts for t in r.tokens], dtype=np.int32)
     parts = own.stacked()
@@ -170,7 +158,7 @@ def record(
         log_p=np.array([v for r in rollouts for v in r.log_p], dtype=np.float32),
         finish_reasons=[r.finish_reason for r in rollouts],
         drafters=drafts,
-        metadata=metadata,
+        metadata={**_target_metadata(model, sampling), **run},
         parts=parts,
         vocab=_vocab(model, [tokens, *(np.array(p.tokens) for p in asked), *listed]),
     )
@@ -214,6 +202,19 @@ def _bars(shown: bool) -> Iterator[Progress]:
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
         yield bars
+
+
+def _target_metadata(model: CausalLM, sampling: Sampling) -> dict[str, Any]:
+    return {
+        "target": model.name,
+        "target_fingerprint": model.fingerprint(),
+        "tokenizer": type(model.tokenizer).__name__,
+        "tokenizer_fingerprint": model.tokenizer_fingerprint(),
+        "vocab_size": model.vocab_size,
+        "stop_ids": list(model.stop_ids),
+        "sampling": sampling.to_metadata(),
+        "logprob_space": "processed",
+    }
 
 
 def _drafts(name: str, drafter: Drafter, columns: Columns, sampling: Sampling) -> Drafts:

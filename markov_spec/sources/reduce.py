@@ -70,7 +70,11 @@ def score_target(
     sequence = [*prompt, *tokens]
     logits, states = target.scores(sequence, len(prompt), hidden=hidden)
     raw = log_probs(logits, Sampling())
-    return Scored(sequence, len(prompt), sampling, raw, raw if sampling.plain else log_probs(raw, sampling), states)
+    return Scored(sequence, len(prompt), sampling, raw, _decoded(raw, sampling), states)
+
+
+def _decoded(raw: Tensor, sampling: Sampling) -> Tensor:
+    return raw if sampling.plain else log_probs(raw, sampling)
 
 
 @dataclass(eq=False)
@@ -163,7 +167,7 @@ def _reduce(logits: Tensor, scored: Scored, kept: Kept, first: int) -> Columns:
     """Reduce the rows of a drafter's logits ``(n, V)`` that propose the tokens at ``first..first+n-1``."""
     at = slice(first, first + len(logits))
     raw = log_probs(logits, Sampling())
-    decode = raw if scored.sampling.plain else log_probs(raw, scored.sampling)
+    decode = _decoded(raw, scored.sampling)
     tokens = scored.tokens[at]
     possible = raw.gather(-1, tokens[:, None])[:, 0] > -torch.inf
     columns = {

@@ -20,7 +20,7 @@ def _check_same_ids(found: Sequence[str], wanted: Sequence[str], who: str) -> No
     have, want = set(found), set(wanted)
     if len(have) < len(found):
         seen: set[str] = set()
-        twice = [i for i in found if i in seen or seen.add(i)]  # type: ignore[func-returns-value]
+        twice = [i for i in found if i in seen or seen.add(i)]  # type: ignore[func-returns-value] # its None is false
         raise ValueError(f"{who}: rollout ids given twice: {_names(twice)}")
     missing, extra = [i for i in wanted if i not in have], [i for i in found if i not in want]
     if missing or extra:

@@ -126,7 +126,8 @@ def _renameat2() -> Callable[..., int] | None:
     found: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if found is not None:
         found.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-    return found  # type: ignore[no-any-return]
+    typed: Callable[..., int] | None = found
+    return typed
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -23,7 +23,7 @@ def _permuted(kind: str = "block", **changes: Any) -> tuple[np.ndarray, ms.Draft
         "indptr": np.cumsum([0, *(len(p) for p in pieces)]),
         "parts": {"divergence": {"entropy": -np.concatenate(pieces)}},
     }
-    return values, ms.Drafts("d", kind, "rejection", **{**given, **changes})  # type: ignore[arg-type]
+    return values, ms.Drafts("d", kind, "rejection", **{**given, **changes})  # type: ignore[arg-type] # mixed values
 
 
 @pytest.mark.parametrize("kind", ["block", "autoregressive"])
