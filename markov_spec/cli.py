@@ -18,8 +18,9 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
+from markov_spec.acceptance import RULES
 from markov_spec.arrays import RequestError
-from markov_spec.evaluation import STORED_RULES, Contender, evaluate
+from markov_spec.evaluation import Contender, evaluate
 from markov_spec.report import evaluation_csv, evaluation_json, evaluation_table, facts_table, findings_table
 from markov_spec.store import check_integrity, open_store
 
@@ -64,9 +65,7 @@ def evaluate_command(
             "draft length of a range [b]NAME:K=1-8[/b].",
         ),
     ] = None,
-    rule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(STORED_RULES)}; each drafter's own by default.")
-    ] = None,
+    rule: Annotated[str | None, typer.Option(help=f"One of {', '.join(RULES)}; each drafter's own by default.")] = None,
     draft_length: Annotated[
         int | None, typer.Option(min=0, help="Drafts per round, K; by default the recorded K, or 5 if autoregressive.")
     ] = None,

@@ -36,7 +36,10 @@ def test_json_against_reference(store, capsys):
     assert told["results"] == expected
     assert list(told["results"][0]) == [
         "contender", "drafter", "rule", "draft_length", "exactness", "rollouts", "committed_tokens", "expected_rounds",
-        "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start",
+        "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start", "settings", "tested_by_depth",
+        "request_mean", "plug_in_request_mean", "length_weighted_mean", "rollouts_without_rounds", "macro_mean",
+        "drafts_only_length", "untrimmed_length", "proposed_drafts", "draft_acceptance", "repetitive_rollouts",
+        "pooled_length_without_repetitive", "warnings",
     ]  # fmt: skip
     assert [row["rule"] for row in told["results"]] == ["rejection", "match"]
 

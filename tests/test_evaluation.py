@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import markov_spec as ms
-from markov_spec import evaluation
+from markov_spec.evaluation import laws
 
 INDPTR = np.array([0, 4, 9, 9, 10])
 N, K = 10, 3
@@ -83,7 +83,7 @@ def test_starts_that_draft_less_keep_the_width_invariant(tmp_path, monkeypatch):
         "indptr": [0, 6, 12],
     }
     store = ms.write_store(tmp_path / "run", **words, log_p=np.full(12, -0.2), drafters={"auto": drafts})
-    monkeypatch.setattr(evaluation, "CHUNK_BYTES", 8 * 5 * 6)
+    monkeypatch.setattr(laws, "CHUNK_BYTES", 8 * 5 * 6)
     for rule in ("rejection", "block"):
         found = ms.evaluate(store, f"auto:K=5,rule={rule}")
         assert found.accepted_histogram.shape == (2, 6) and found.tested.shape == (2, 5)
@@ -96,7 +96,7 @@ def test_starts_that_draft_less_keep_the_width_invariant(tmp_path, monkeypatch):
 
 def test_chunks_of_rollouts_change_nothing_invariant(store, monkeypatch):
     whole = ms.evaluate(store, "auto:K=3,rule=block")
-    monkeypatch.setattr(evaluation, "CHUNK_BYTES", 8 * 3 * 4)
+    monkeypatch.setattr(laws, "CHUNK_BYTES", 8 * 3 * 4)
     parts = ms.evaluate(store, "auto:K=3,rule=block")
     np.testing.assert_array_equal(whole.rounds, parts.rounds)
     np.testing.assert_array_equal(whole.accepted_histogram, parts.accepted_histogram)
@@ -143,11 +143,18 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
         ("nobody", "found drafter 'nobody'; allowed: auto, block, greedy, lookup, soft"),
         ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
         ("soft:rule=match", "rule 'match' needs the drafter's rank"),
-        ("block:rule=node-recursive", "allowed: rejection, block, match, independent, none"),
+        ("block:rule=node-recursive", "rule 'node-recursive' needs m; allowed: m=..."),
+        ("block:rule=node-recursive,m=4", "needs part 'multi' of drafter 'block'.*record it by --scalars"),
+        ("block:rule=node-recursive,m=0", "found m=0; allowed: an integer >= 1"),
+        (
+            "block:rule=block,m=4",
+            "found setting 'm' with rule block; rules independent, node-recursive",
+        ),
+        ("block:rule=recorded,of=3", "found of=3; allowed: the name of a recorded column"),
         ("block:rule=magic", "found rule 'magic'; allowed: rejection"),
         ("auto:K=1000000000", "allowed: 0 to 1024"),
         ("block:K=x", "found 'K=x'; allowed: NAME"),
-        ("block:depth=3", "found 'depth=3'"),
+        ("block:depth=3", "found setting 'depth' with rule None; no rule uses it"),
     ],
 )
 def test_bad_contenders_are_refused_invariant(store, contender, message):

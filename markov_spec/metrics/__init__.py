@@ -15,13 +15,14 @@
     draft acceptance      accepted / proposed drafts
 
 A ratio of nothing to nothing is None, never 0. Where rounds are measured, their number stands for ``E[R]`` and its
-inverse for ``E[1/R]``. `RoundCounts` gives the figures of rounds that an engine logged.
+inverse for ``E[1/R]``. `RoundCounts` gives the figures of rounds that an engine logged, `convention_length` the figure
+that an engine or a script would print of these rollouts.
 """
 
 from markov_spec.metrics.aggregates import (
-    conditional_rates,
-    draft_acceptance,
     drafts_only_length,
+    largest_share,
+    leave_one_out,
     left_out,
     length_weighted_mean,
     macro_mean,
@@ -30,9 +31,9 @@ from markov_spec.metrics.aggregates import (
     pooled_length,
     request_mean,
     surprise_z,
-    unconditional_rates,
     untrimmed_length,
 )
+from markov_spec.metrics.conventions import CONVENTIONS, Convention, Interval, RolloutCounts, convention_length
 from markov_spec.metrics.counts import RoundCounts
 from markov_spec.metrics.logs import (
     CommittedRounds,
@@ -42,19 +43,34 @@ from markov_spec.metrics.logs import (
     merge_replays,
     rounds_of,
 )
-from markov_spec.metrics.rates import infinite_horizon_length, least_variance_rates, mean_rate, prefix_rates
+from markov_spec.metrics.rates import (
+    conditional_rates,
+    draft_acceptance,
+    infinite_horizon_length,
+    least_variance_rates,
+    mean_rate,
+    prefix_rates,
+    unconditional_rates,
+)
 
 __all__ = [
+    "CONVENTIONS",
     "CommittedRounds",
+    "Convention",
+    "Interval",
     "MergedRounds",
+    "RolloutCounts",
     "RoundCounts",
     "committed_lengths",
     "conditional_rates",
+    "convention_length",
     "delivered_tokens",
     "draft_acceptance",
     "drafts_only_length",
     "infinite_horizon_length",
+    "largest_share",
     "least_variance_rates",
+    "leave_one_out",
     "left_out",
     "length_weighted_mean",
     "macro_mean",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def pooled_length(committed: Any, rounds: Any) -> float | None:
     >>> pooled_length([40, 200], [10, 100])
     2.1818181818181817
     """
-    return _ratio(float(np.sum(committed)), float(np.sum(rounds)))
+    return ratio(float(np.sum(committed)), float(np.sum(rounds)))
 
 
 def request_mean(tokens: Any, expected_inverse: Any) -> float | None:
@@ -62,7 +62,7 @@ def request_mean(tokens: Any, expected_inverse: Any) -> float | None:
     3.0
     """
     lengths, _ = _request_lengths(tokens, expected_inverse)
-    return _ratio(math.fsum(lengths), lengths.size)
+    return ratio(math.fsum(lengths), lengths.size)
 
 
 def length_weighted_mean(tokens: Any, expected_inverse: Any) -> float | None:
@@ -84,7 +84,7 @@ def length_weighted_mean(tokens: Any, expected_inverse: Any) -> float | None:
     2.3333333333333335
     """
     lengths, weights = _request_lengths(tokens, expected_inverse)
-    return _ratio(math.fsum(lengths * weights), math.fsum(weights))
+    return ratio(math.fsum(lengths * weights), math.fsum(weights))
 
 
 def plug_in_request_mean(tokens: Any, rounds: Any) -> float | None:
@@ -116,7 +116,7 @@ def plug_in_request_mean(tokens: Any, rounds: Any) -> float | None:
     _refuse(~((expected >= 0) & (expected < np.inf)), "rounds", expected, "finite numbers >= 0")
     chosen = expected > 0
     _refuse(~chosen & (committed > 0), "tokens", committed, "0, since it has no rounds")
-    return _ratio(math.fsum(committed[chosen] / expected[chosen]), int(chosen.sum()))
+    return ratio(math.fsum(committed[chosen] / expected[chosen]), int(chosen.sum()))
 
 
 def left_out(rounds: Any) -> int:
@@ -181,7 +181,7 @@ def untrimmed_length(tokens: Any, rounds: Any, overshoot: Any) -> float | None:
     >>> untrimmed_length([5, 5], [2, 2], [1, 0])
     2.75
     """
-    return _ratio(float(np.sum(tokens)) + float(np.sum(overshoot)), float(np.sum(rounds)))
+    return ratio(float(np.sum(tokens)) + float(np.sum(overshoot)), float(np.sum(rounds)))
 
 
 def overshoot(histogram: Any, committed: Any) -> Array:
@@ -236,83 +236,63 @@ def macro_mean(lengths: Iterable[float | None]) -> float | None:
     2.5
     """
     defined = [length for length in lengths if length is not None]
-    return _ratio(math.fsum(defined), len(defined))
+    return ratio(math.fsum(defined), len(defined))
 
 
-def unconditional_rates(histogram: Array) -> list[float | None]:
-    """Share of rounds that accept at least ``k`` drafts, for ``k = 1..K``.
-
-    Parameters
-    ----------
-    histogram : ndarray of float, (K+1,)
-        (Expected) rounds that accept exactly 0..K drafts.
-
-    Returns
-    -------
-    list of float or None, K entries
-
-    Examples
-    --------
-    >>> unconditional_rates(np.array([2., 1., 1., 4.]))
-    [0.75, 0.625, 0.5]
-    """
-    at_least = np.cumsum(histogram[::-1])[::-1]
-    return [_ratio(float(n), float(at_least[0])) for n in at_least[1:]]
-
-
-def conditional_rates(histogram: Array, tested: Array) -> list[float | None]:
-    """Share of the rounds that tested depth ``k`` which accept it, for ``k = 1..K``.
+def leave_one_out(committed: Any, rounds: Any, groups: Sequence[str]) -> dict[str, float]:
+    """Pooled length without each group of rollouts in turn, such as without each prompt.
 
     Parameters
     ----------
-    histogram : ndarray of float, (K+1,)
-        (Expected) rounds that accept exactly 0..K drafts.
-    tested : ndarray of float, (K,)
-        (Expected) rounds that accept ``k-1`` drafts and proposed depth ``k``.
+    committed, rounds : array_like of float, (R,)
+        As in `pooled_length`.
+    groups : sequence of str, (R,)
+        Group of each rollout.
 
     Returns
     -------
-    list of float or None, K entries
-        None where depth ``k`` was never tested.
+    dict of str to float
+        By group in the order of first appearance; groups without which no round is left are left out.
 
     Examples
     --------
-    >>> conditional_rates(np.array([2., 1., 1., 4.]), np.array([8., 6., 5.]))
-    [0.75, 0.8333333333333334, 0.8]
+    >>> leave_one_out([40, 200, 60], [10, 100, 10], ["a", "b", "a"])
+    {'a': 2.0, 'b': 5.0}
     """
-    at_least = np.cumsum(histogram[::-1])[::-1]
-    return [_ratio(float(n), float(m)) for n, m in zip(at_least[1:], tested, strict=True)]
+    tokens, expected = _sums(committed, groups), _sums(rounds, groups)
+    total, whole = math.fsum(expected.values()), math.fsum(tokens.values())
+    rest = {group: total - expected[group] for group in tokens}
+    return {group: (whole - tokens[group]) / left for group, left in rest.items() if left > ROUNDING * total}
 
 
-def draft_acceptance(accepted: float, *, proposed: float) -> float | None:
-    """Accepted drafts per proposed draft.
+def largest_share(committed: Any, groups: Sequence[str]) -> tuple[str, float]:
+    """Find the group that holds the most tokens, and its share of them.
 
     Parameters
     ----------
-    accepted : float
-        Accepted drafts, the target's own tokens left out.
-    proposed : float
-        Proposed drafts. For a tree there are two figures, and a report must say which: rounds times *depth* gives the
-        rate per depth, rounds times *nodes* (the root not counted) the rate per node.
+    committed : array_like of float, (R,)
+        Tokens of each rollout; some must be above 0.
+    groups : sequence of str, (R,)
 
     Returns
     -------
-    float or None
-        None if nothing was proposed.
-
-    Raises
-    ------
-    ValueError
-        If more were accepted than proposed: target tokens were counted as drafts.
+    tuple of str and float
 
     Examples
     --------
-    >>> draft_acceptance(20, proposed=10 * 15), draft_acceptance(20, proposed=10 * 3)
-    (0.13333333333333333, 0.6666666666666666)
+    >>> largest_share([40, 200, 60], ["a", "b", "a"])
+    ('b', 0.6666666666666666)
     """
-    if accepted > proposed * (1 + ROUNDING):
-        raise ValueError(f"accepted: found {accepted} of {proposed} proposed drafts; allowed: at most all of them")
-    return _ratio(float(accepted), float(proposed))
+    tokens = _sums(committed, groups)
+    group = max(tokens, key=lambda name: tokens[name])
+    return group, tokens[group] / math.fsum(tokens.values())
+
+
+def _sums(values: Any, groups: Sequence[str]) -> dict[str, float]:
+    sums = dict.fromkeys(groups, 0.0)
+    for group, value in zip(groups, np.asarray(values, dtype=np.float64).tolist(), strict=True):
+        sums[group] += value
+    return sums
 
 
 def surprise_z(log_p: Array, entropy: Array, varentropy: Array) -> float | None:
@@ -366,5 +346,6 @@ def _request_lengths(tokens: Any, expected_inverse: Any) -> tuple[Array, Array]:
     return (committed * inverse)[~bare], committed[~bare]
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def ratio(part: float, whole: float) -> float | None:
+    """Divide; None where there is nothing to divide by."""
     return part / whole if whole else None

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from markov_spec.metrics.aggregates import conditional_rates, draft_acceptance, pooled_length, unconditional_rates
+from markov_spec.metrics.aggregates import pooled_length
+from markov_spec.metrics.rates import conditional_rates, draft_acceptance, unconditional_rates
 
 Integers = npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Acceptance rates by depth that stand alone, such as a trainer prints: what kind they are, and what they amount to."""
+"""Acceptance rates by depth: of counted rounds, and such as a trainer prints, which must say what kind they are."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import fsum
 from operator import mul
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from markov_spec.metrics.aggregates import ROUNDING, ratio
+
+Array = npt.NDArray[Any]
 
 Kind = Literal["unconditional", "conditional"]
-ROUNDING = 1e-9
 
 
 def prefix_rates(rates: Sequence[float], *, kind: Kind) -> list[float]:
@@ -121,3 +127,79 @@ def least_variance_rates(length: float, draft_length: int) -> list[float]:
     if not 1 <= length <= draft_length + 1:
         raise ValueError(f"length: found {length} with {draft_length} drafts a round; allowed: 1 to {draft_length + 1}")
     return [min(max(length - 1 - k, 0.0), 1.0) for k in range(draft_length)]
+
+
+def unconditional_rates(histogram: Array) -> list[float | None]:
+    """Share of rounds that accept at least ``k`` drafts, for ``k = 1..K``.
+
+    Parameters
+    ----------
+    histogram : ndarray of float, (K+1,)
+        (Expected) rounds that accept exactly 0..K drafts.
+
+    Returns
+    -------
+    list of float or None, K entries
+
+    Examples
+    --------
+    >>> unconditional_rates(np.array([2., 1., 1., 4.]))
+    [0.75, 0.625, 0.5]
+    """
+    at_least = np.cumsum(histogram[::-1])[::-1]
+    return [ratio(float(n), float(at_least[0])) for n in at_least[1:]]
+
+
+def conditional_rates(histogram: Array, tested: Array) -> list[float | None]:
+    """Share of the rounds that tested depth ``k`` which accept it, for ``k = 1..K``.
+
+    Parameters
+    ----------
+    histogram : ndarray of float, (K+1,)
+        (Expected) rounds that accept exactly 0..K drafts.
+    tested : ndarray of float, (K,)
+        (Expected) rounds that accept ``k-1`` drafts and proposed depth ``k``.
+
+    Returns
+    -------
+    list of float or None, K entries
+        None where depth ``k`` was never tested.
+
+    Examples
+    --------
+    >>> conditional_rates(np.array([2., 1., 1., 4.]), np.array([8., 6., 5.]))
+    [0.75, 0.8333333333333334, 0.8]
+    """
+    at_least = np.cumsum(histogram[::-1])[::-1]
+    return [ratio(float(n), float(m)) for n, m in zip(at_least[1:], tested, strict=True)]
+
+
+def draft_acceptance(accepted: float, *, proposed: float) -> float | None:
+    """Accepted drafts per proposed draft.
+
+    Parameters
+    ----------
+    accepted : float
+        Accepted drafts, the target's own tokens left out.
+    proposed : float
+        Proposed drafts. For a tree there are two figures, and a report must say which: rounds times *depth* gives the
+        rate per depth, rounds times *nodes* (the root not counted) the rate per node.
+
+    Returns
+    -------
+    float or None
+        None if nothing was proposed.
+
+    Raises
+    ------
+    ValueError
+        If more were accepted than proposed: target tokens were counted as drafts.
+
+    Examples
+    --------
+    >>> draft_acceptance(20, proposed=10 * 15), draft_acceptance(20, proposed=10 * 3)
+    (0.13333333333333333, 0.6666666666666666)
+    """
+    if accepted > proposed * (1 + ROUNDING):
+        raise ValueError(f"accepted: found {accepted} of {proposed} proposed drafts; allowed: at most all of them")
+    return ratio(float(accepted), float(proposed))

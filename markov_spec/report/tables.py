@@ -52,6 +52,7 @@ def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
     if not results:
         return ""
     frame = pl.concat([result.summary(by=by) for result in results])
+    frame = frame.with_columns(pl.col("warnings").list.join("; "))
     for name in [name for name, kind in frame.schema.items() if kind == pl.List]:
         first = int(name != "accepted_histogram")
         width = max(frame[name].list.len().to_list(), default=0)
@@ -90,7 +91,12 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
                 "-" if length is None else f"{length:.4f}",
                 " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
             )
-    return Group(table, Text(_footnote(store, results), style="dim"))
+    warned: dict[str, None] = {}  # what all contenders share is told once
+    for result in results:
+        for row in result.results(by=by):
+            warned |= dict.fromkeys(f"{row['contender']}: {told}" for told in row["warnings"])
+    lines = [Text(f"warning: {told}", style="yellow") for told in warned]
+    return Group(table, Text(_footnote(store, results), style="dim"), *lines)
 
 
 def _rate(rate: float | None) -> str:

@@ -1,0 +1,186 @@
+"""From a store and a contender to round laws, a chunk of rollouts at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from markov_spec.acceptance import RULES, round_law
+from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
+from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, Setting
+from markov_spec.store import Store
+
+DEFAULT_DRAFT_LENGTH = 5
+CHUNK_BYTES = 64 << 20
+SCALES = {"node-recursive": "c", "node-k-seq": "rho"}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A contender made definite on a store: what to read, and how to verify it.
+
+    Parameters
+    ----------
+    contender : Contender
+    rollouts : Rollouts
+    drafts : Drafts
+    rule : str
+        The rule that decides; ``"match"`` for a deterministic drafter under a lossless rule.
+    draft_length : int
+    settings : mapping
+        Of the rule, defaults filled in.
+    columns : mapping of str to ndarray
+        What the rule reads beside ``log_p``, ``log_q`` and ``rank``, ``(N, K)`` or ``(N,)``.
+    """
+
+    contender: Contender
+    rollouts: Rollouts
+    drafts: Drafts
+    rule: str
+    draft_length: int
+    settings: Mapping[str, Setting]
+    columns: Mapping[str, Array]
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Give ranges of rollouts whose laws take at most 64 MB each; one range at least."""
+        rows = max(1, CHUNK_BYTES // (8 * max(self.draft_length, 1)))
+        yield from list(rollout_spans(self.rollouts.indptr, 0, len(self.rollouts), rows)) or [(0, 0)]
+
+    def lengths(self, rows: slice) -> int | Array:
+        """Give the drafts proposed from each start of a range of rows, ends of rollouts aside."""
+        drafted = self.drafts.drafted
+        return self.draft_length if drafted is None else np.minimum(drafted[rows], self.draft_length)
+
+    def law(self, first: int, last: int) -> RoundLaw:
+        """Make the round law of a range of rollouts."""
+        offsets = self.rollouts.indptr[first : last + 1]
+        rows = slice(int(offsets[0]), int(offsets[-1]))
+        offsets = offsets - offsets[0]
+        return round_law(
+            self.rollouts.log_p[rows],
+            self._cut(self.drafts.log_q, rows),
+            offsets,
+            rule=self.rule,
+            draft_length=self.lengths(rows),
+            **self._options(rows, offsets),
+        )
+
+    def _cut(self, values: Array, rows: slice) -> Array:
+        return values[rows] if values.ndim == 1 else values[rows, : self.draft_length]
+
+    def _options(self, rows: slice, offsets: Array) -> dict[str, Any]:
+        columns = {name: self._cut(values, rows) for name, values in self.columns.items()}
+        if self.rule == "match" and self.drafts.rank is not None:
+            return {"hit": self._cut(self.drafts.rank, rows) == 1}
+        if self.rule == "independent":
+            return {"drafts": self.settings["m"]}
+        if self.rule in SCALES:
+            return {"scale": columns.get("scale", 1)}
+        if self.rule == "recorded":
+            with np.errstate(divide="ignore"):
+                return {"log_accept": np.log(columns["accept"])}
+        return {}
+
+
+def plan(store: Store, contender: Contender | str) -> Plan:
+    """Settle what a contender leaves open, and read what its rule needs.
+
+    Parameters
+    ----------
+    store : Store
+    contender : Contender or str
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    RequestError
+        If the store has no such drafter, its record is shorter than the draft length, or it lacks what the rule needs.
+    ValueError
+        If the store is damaged, or its log-probabilities are not those that tokens were drawn with.
+    """
+    if not isinstance(contender, str | Contender):
+        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
+    chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
+    if chosen.drafter not in store.drafters:
+        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
+        raise RequestError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
+    drafts = store.drafter(chosen.drafter)
+    rule = _rule(chosen, drafts)
+    if "log_p" in RULES[rule].needs:
+        _check_space(store)
+    settings = _settings(chosen, rule)
+    columns = _columns(store, chosen, rule, settings)
+    return Plan(chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
+
+
+def _rule(contender: Contender, drafts: Drafts) -> str:
+    rule = contender.rule or drafts.rule
+    if rule not in RULES:
+        raise ValueError(f"drafter {drafts.name!r}: recorded with rule {rule!r}; allowed: {', '.join(RULES)}")
+    if drafts.rule == "match" and rule != "none" and RULES[rule].exactness == "exact":
+        return "match"
+    if rule == "match" and drafts.rule != "match" and drafts.rank is None:
+        raise RequestError(f"contender {contender}: rule 'match' needs the drafter's rank, which was not recorded")
+    return rule
+
+
+def _settings(contender: Contender, rule: str) -> dict[str, Setting]:
+    given = contender.settings if rule == contender.rule else {}
+    settings: dict[str, Setting] = {}
+    for name, default in RULE_SETTINGS.get(rule, {}).items():
+        value = given.get(name, default)
+        if value is None:
+            raise RequestError(f"contender {contender}: rule {rule!r} needs {name}; allowed: {name}=...")
+        settings[name] = value
+    return settings
+
+
+def _draft_length(contender: Contender, drafts: Drafts, rule: str) -> int:
+    if rule == "none":
+        return 0
+    recorded, depth = drafts.depth, contender.draft_length
+    if depth is None:
+        return DEFAULT_DRAFT_LENGTH if recorded is None else recorded
+    if recorded is not None and depth > recorded:
+        raise RequestError(
+            f"contender {contender}: found draft length {depth}; allowed: at most the recorded {recorded}"
+        )
+    return depth
+
+
+def _check_space(store: Store) -> None:
+    # Raw log-probabilities are those of the plain softmax; ratios of them are no acceptance under another sampling.
+    sampling, space = store.metadata.get("sampling") or {}, store.metadata.get("logprob_space")
+    plain = (sampling.get("temperature", 1), sampling.get("top_k", 0), sampling.get("top_p", 1)) == (1, 0, 1)
+    if not plain and space != "processed":
+        raise ValueError(
+            f"{store.path}: metadata: found logprob_space {space!r} with sampling {sampling}; allowed: 'processed', "
+            "the log-probabilities of the distributions that tokens are drawn from"
+        )
+
+
+def _columns(store: Store, contender: Contender, rule: str, settings: Mapping[str, Setting]) -> dict[str, Array]:
+    if rule in SCALES and settings["m"] != 1:
+        return {"scale": _column(store, contender, "multi", f"{SCALES[rule]}_{settings['m']}")}
+    if rule == "recorded":
+        return {"accept": _column(store, contender, "multi", str(settings["of"]))}
+    return {}
+
+
+def _column(store: Store, contender: Contender, part: str, name: str) -> Array:
+    name, drafter = str(name), contender.drafter
+    if part not in store.drafter_parts(drafter):
+        raise RequestError(
+            f"contender {contender}: needs part {part!r} of drafter {drafter!r}, which was not recorded; "
+            "record it by --scalars"
+        )
+    columns = store.drafter_part(drafter, part)
+    if name not in columns:
+        raise RequestError(f"contender {contender}: found no recorded {name!r}; recorded are: {', '.join(columns)}")
+    return columns[name]

@@ -1,0 +1,221 @@
+"""Expected decoding rounds of one contender on every rollout, and the aggregates over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from markov_spec.arrays import Array, Exactness, RequestError
+from markov_spec.evaluation.contender import Setting
+from markov_spec.evaluation.workload import REPETITIVE, workload_warnings
+from markov_spec.metrics import (
+    conditional_rates,
+    draft_acceptance,
+    drafts_only_length,
+    left_out,
+    length_weighted_mean,
+    macro_mean,
+    overshoot,
+    plug_in_request_mean,
+    pooled_length,
+    request_mean,
+    unconditional_rates,
+    untrimmed_length,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Expected decoding rounds of one contender on every rollout of a store.
+
+    Parameters
+    ----------
+    contender : str
+    drafter : str
+    rule : str
+        The rule that decided; ``"match"`` for a deterministic drafter.
+    settings : mapping of str to str, int or float
+        What the rule was told beside the record, defaults filled in.
+    draft_length : int
+    exactness : {"exact", "bound", "heuristic", "teacher-forced"}
+    first_start : int
+    ids, prompt_ids, benchmarks : tuple of str, (R,)
+    committed : ndarray, (R,)
+        Tokens to decode.
+    rounds : ndarray, (R,)
+        Expected rounds.
+    variance : ndarray, (R,)
+        Variance of the rounds given the rollout: decoding luck.
+    inverse : ndarray, (R,)
+        ``E[1/R]``; NaN where there is nothing to decode.
+    drafted : ndarray, (R,)
+        Expected drafts proposed.
+    accepted_histogram : ndarray, (R, K+1)
+        Expected rounds that accept exactly ``k`` drafts, an accepted end token counted.
+    tested : ndarray, (R, K)
+        Expected rounds that test depth ``k``.
+    repeated : ndarray, (R,)
+        Share of the rollout's 4-grams that occurred in it before.
+    """
+
+    contender: str
+    drafter: str
+    rule: str
+    settings: Mapping[str, Setting]
+    draft_length: int
+    exactness: Exactness
+    first_start: int
+    ids: tuple[str, ...]
+    prompt_ids: tuple[str, ...]
+    benchmarks: tuple[str, ...]
+    committed: Array
+    rounds: Array
+    variance: Array
+    inverse: Array
+    drafted: Array
+    accepted_histogram: Array
+    tested: Array
+    repeated: Array
+
+    @property
+    def repetitive(self) -> Array:
+        """Rollouts that mostly repeat themselves, (R,) of bool: more than 0.9 of their 4-grams occurred before."""
+        return self.repeated > REPETITIVE
+
+    @property
+    def pooled_length(self) -> float | None:
+        """Committed tokens per round over all rollouts, the target's own token included."""
+        return pooled_length(self.committed, self.rounds)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Give one row per rollout.
+
+        Returns
+        -------
+        polars.DataFrame
+            contender, rollout, prompt, benchmark, committed_tokens, expected_rounds, variance, expected_inverse,
+            drafted, accepted_histogram, repeated.
+        """
+        return pl.DataFrame(
+            {
+                "contender": [self.contender] * len(self.ids),
+                "rollout": self.ids,
+                "prompt": self.prompt_ids,
+                "benchmark": self.benchmarks,
+                "committed_tokens": self.committed.astype(np.int64),
+                "expected_rounds": self.rounds,
+                "variance": self.variance,
+                "expected_inverse": self.inverse,
+                "drafted": self.drafted,
+                "accepted_histogram": pl.Series(self.accepted_histogram.tolist(), dtype=pl.List(pl.Float64)),
+                "repeated": self.repeated,
+            },
+            schema_overrides={name: pl.String for name in ("contender", "rollout", "prompt", "benchmark")},
+        )
+
+    def results(self, *, by: Literal["benchmark"] | None = None) -> list[dict[str, Any]]:
+        """Give the aggregates as plain values, ready for JSON.
+
+        Parameters
+        ----------
+        by : {"benchmark"}, optional
+            One result for each benchmark, in order of appearance, rather than one over all rollouts.
+
+        Returns
+        -------
+        list of dict
+            contender, drafter, rule, draft_length, exactness, [benchmark,] rollouts, committed_tokens,
+            expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram,
+            first_start.
+        """
+        if by not in (None, "benchmark"):
+            raise RequestError(f"by: found {by!r}; allowed: None or 'benchmark'")
+        if by is None:
+            return [self._result(np.ones(len(self.ids), dtype=bool), {})]
+        names = np.array(self.benchmarks, dtype=object)
+        return [self._result(names == name, {"benchmark": name}) for name in dict.fromkeys(self.benchmarks)]
+
+    def _result(self, chosen: Array, group: dict[str, str]) -> dict[str, Any]:
+        tokens, rounds, inverse = self.committed[chosen], self.rounds[chosen], self.inverse[chosen]
+        histograms = self.accepted_histogram[chosen]
+        histogram, tested = histograms.sum(0), self.tested[chosen].sum(0)
+        return {
+            "contender": self.contender,
+            "drafter": self.drafter,
+            "rule": self.rule,
+            "draft_length": self.draft_length,
+            "exactness": self.exactness,
+            **group,
+            "rollouts": len(tokens),
+            "committed_tokens": int(tokens.sum()),
+            "expected_rounds": math.fsum(rounds),
+            "pooled_length": pooled_length(tokens, rounds),
+            "acceptance_by_depth": {
+                "unconditional": unconditional_rates(histogram),
+                "conditional": conditional_rates(histogram, tested),
+            },
+            "accepted_histogram": histogram.tolist(),
+            "first_start": self.first_start,
+            "settings": dict(self.settings),
+            "tested_by_depth": tested.tolist(),
+            "request_mean": request_mean(tokens, inverse),
+            "plug_in_request_mean": plug_in_request_mean(tokens, rounds),
+            "length_weighted_mean": length_weighted_mean(tokens, inverse),
+            "rollouts_without_rounds": left_out(rounds),
+            "macro_mean": macro_mean(self._pooled(chosen, self.benchmarks).values()),
+            "drafts_only_length": drafts_only_length(tokens, rounds),
+            "untrimmed_length": untrimmed_length(tokens, rounds, overshoot(histograms, tokens)),
+            "proposed_drafts": math.fsum(self.drafted[chosen]),
+            "draft_acceptance": draft_acceptance(
+                float(histogram @ np.arange(histogram.size)), proposed=math.fsum(self.drafted[chosen])
+            ),
+            "repetitive_rollouts": int(self.repetitive[chosen].sum()),
+            "pooled_length_without_repetitive": pooled_length(
+                self.committed[chosen & ~self.repetitive], self.rounds[chosen & ~self.repetitive]
+            ),
+            "warnings": workload_warnings(
+                tokens, rounds, [p for p, c in zip(self.prompt_ids, chosen, strict=True) if c], self.repetitive[chosen]
+            ),
+        }
+
+    def _pooled(self, chosen: Array, groups: tuple[str, ...]) -> dict[str, float | None]:
+        names = np.array(groups, dtype=object)
+        masks = {name: chosen & (names == name) for name in dict.fromkeys(groups)}
+        return {name: pooled_length(self.committed[mask], self.rounds[mask]) for name, mask in masks.items()}
+
+    def summary(self, *, by: Literal["benchmark"] | None = None) -> pl.DataFrame:
+        """Give the aggregates as one row, or one row per benchmark.
+
+        Parameters
+        ----------
+        by : {"benchmark"}, optional
+
+        Returns
+        -------
+        polars.DataFrame
+            As `results`, with the rates in the list columns ``unconditional`` and ``conditional``.
+        """
+        rows = []
+        for result in self.results(by=by):
+            rates, settings = result.pop("acceptance_by_depth"), result.pop("settings")
+            rows.append({**result, "settings": ",".join(f"{k}={v}" for k, v in settings.items()), **rates})
+        kinds: dict[str, Any] = {name: pl.Float64 for row in rows for name, value in row.items() if value is None}
+        lists = ("unconditional", "conditional", "accepted_histogram", "tested_by_depth")
+        kinds |= {name: pl.List(pl.Float64) for name in lists} | {"warnings": pl.List(pl.String)}
+        return pl.DataFrame(rows, schema_overrides=kinds)
+
+    def __repr__(self) -> str:
+        length = "no rounds" if self.pooled_length is None else f"{self.pooled_length:.4f} tokens per round"
+        return (
+            f"Evaluation({self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
+            f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, "
+            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)}))"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
