@@ -1,6 +1,7 @@
 """Acceptance rules: what the recorded probabilities say about how many drafts a round accepts.
 
 One module for each rule, with its equation, its proof and its source; a new rule is a module and an entry of ``RULES``.
+The lossy rules share ``lossy``: they have no proof, being no rules for the target's own output.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 from markov_spec.acceptance import (
     block,
     independent,
+    lossy,
     match,
     node_k_seq,
     node_recursive,
@@ -33,6 +35,7 @@ RULES: dict[str, Rule] = {
         node_recursive.RULE,
         node_k_seq.RULE,
         recorded.RULE,
+        *lossy.RULES,
         none.RULE,
     )
 }
@@ -62,11 +65,15 @@ def round_law(
         than the draft length are ignored whatever they hold. Any float type of 16 bits or more, torch tensors too.
     indptr : array of int, (R+1,)
         Rollout ``i`` owns rows ``indptr[i]:indptr[i+1]``.
-    rule : {"rejection", "block", "match", "independent", "node-recursive", "node-k-seq", "recorded", "none"}
+    rule : str
+        ``"rejection"``, ``"block"``, ``"match"``, ``"independent"``, ``"node-recursive"``, ``"node-k-seq"``,
+        ``"recorded"``, ``"none"``, or a lossy one, whose law is teacher-forced: ``"typical"``, ``"additive"``,
+        ``"multiplicative"``, ``"top-m"``, ``"margin"``.
     draft_length : int or array of int, (N,), optional
         Drafts proposed from each start, at most ``K``; required when drafts are ``(N,)``. Rule ``"none"`` ignores it.
     hit : array of bool, (N, K) or (N,), optional
         For ``"match"``: whether the realised token is (among) the fixed draft(s). A one-hot ``log_q`` does as well.
+        For a lossy rule: whether it accepts the draft, as its function in ``acceptance.lossy`` tells.
     drafts : int, optional
         For ``"independent"``: drafts at each depth, 1 by default.
     scale : float or array of float, (N, K) or (N,), optional

@@ -7,10 +7,12 @@
     (A6)      c_1 = 1, c_{i+1} = c_i + sum_v (p - c_i q)_+
     (A7)      rho in [1, m] solves (sum_v (q - p/rho)_+)^m = sum_v (p - rho q)_+; 0 without overlap
     (cost)    sum_{v not in Z} (p - q)_+ / (1 - p(Z)), Z the stop tokens; 0 if the denominator is 0
+    (KL)      sum_v p log(p/q), summed as sum_v (p log(p/q) - p + q), whose terms are never negative
+    (H)       entropy sum_v -p log p, and varentropy, the variance of -log p
 
 All is computed in float64 on the inputs' device. Small residuals are summed as differences and not taken from 1, which
 would lose them. Half precision is refused: as a probability it loses every token below about 6e-8. That the
-distributions sum to 1 is the caller's to see to.
+distributions sum to 1 is the caller's to see to. Two more scalars stand in ``acceptance.transport``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from array_api_compat import array_namespace, device
 from markov_spec.arrays import check_integer
 
 TOLERANCE = 1e-15
+CLOSE = 4e-3
 
 
 def overlap(p: Any, q: Any) -> Any:
@@ -44,7 +47,7 @@ def overlap(p: Any, q: Any) -> Any:
     >>> float(overlap(np.array([.5, .3, .2]), np.array([.2, .8, .0])))
     0.5
     """
-    xp, p, q = _float64(p, q)
+    xp, p, q = as_float64(p=p, q=q)
     return xp.sum(xp.minimum(p, q), axis=-1)
 
 
@@ -77,10 +80,8 @@ def coupling(p: Any, q: Any, x: Any) -> Any:
     >>> coupling(np.array([.5, .5]), np.array([.25, .75]), np.array([0, 1]))
     array([0.5, 1. ])
     """
-    xp, p, q = _float64(p, q)
-    at = xp.astype(xp.asarray(x, device=device(p)), xp.int64)
-    p, q, at = xp.broadcast_arrays(p, q, at[..., None])
-    at = at[..., :1]
+    xp, p, q = as_float64(p=p, q=q)
+    p, q, at = beside_token(xp, p, q, x)
     p_x, q_x = xp.take_along_axis(p, at, axis=-1), xp.take_along_axis(q, at, axis=-1)
     # Divided by the larger of the two, so that products of small probabilities do not underflow.
     larger = xp.maximum(p_x, q_x)
@@ -120,11 +121,11 @@ def recursive_scale(p: Any, q: Any, m: int) -> Any:
     >>> float(recursive_scale(np.array([.5, .5]), np.array([.25, .75]), 2))
     1.25
     """
-    xp, p, q = _float64(p, q)
+    xp, p, q = as_float64(p=p, q=q)
     check_integer(m, "m", 1)
     scale = xp.ones_like((p + q)[..., 0])
     for _ in range(m - 1):
-        scale = scale + xp.sum(_positive(xp, p - scale[..., None] * q), axis=-1)
+        scale = scale + xp.sum(positive(xp, p - scale[..., None] * q), axis=-1)
     return scale
 
 
@@ -160,7 +161,7 @@ def k_seq_scale(p: Any, q: Any, m: int) -> Any:
     >>> float(k_seq_scale(np.array([.5, .5]), np.array([.25, .75]), 2))
     1.390388203202
     """
-    xp, p, q = _float64(p, q)
+    xp, p, q = as_float64(p=p, q=q)
     check_integer(m, "m", 1)
     rho = low = xp.ones_like((p + q)[..., 0])
     high, move, before = m * low, (m - 1) * low, (m - 1) * low
@@ -179,16 +180,16 @@ def k_seq_scale(p: Any, q: Any, m: int) -> Any:
 def _k_seq_gap(xp: Any, p: Any, q: Any, m: int, rho: Any) -> tuple[Any, Any]:
     """Compute ``sum_v (p - rho q)_+ - (sum_v (q - p/rho)_+)^m`` and how fast it falls."""
     excess = p - rho[..., None] * q
-    left = xp.sum(_positive(xp, excess), axis=-1)
-    missed = xp.sum(_positive(xp, -excess), axis=-1) / rho
-    left_in = xp.sum(xp.where(excess > 0, p, 0 * p), axis=-1)
+    left = xp.sum(positive(xp, excess), axis=-1)
+    missed = xp.sum(positive(xp, -excess), axis=-1) / rho
+    above, below = (xp.astype(side > 0, xp.float64) for side in (excess, -excess))
+    left_in = xp.sum(above * p, axis=-1)
     shared = xp.sum(xp.minimum(q, p / rho[..., None]), axis=-1)
     # The sides are 1 - rho b and (1-b)^m as well, b what is shared: better told apart by b where it is little.
     little = (shared < 0.5) & (rho * shared < left_in + missed**m)
     shared = xp.where(little, shared, 0 * shared)
     gap = xp.where(little, -xp.expm1(m * xp.log1p(-shared)) - rho * shared, left - missed**m)
-    slope = xp.sum(xp.where(excess > 0, q, 0 * q), axis=-1)
-    slope = slope + m * missed ** (m - 1) * xp.sum(xp.where(excess < 0, p, 0 * p), axis=-1) / rho**2
+    slope = xp.sum(above * q, axis=-1) + m * missed ** (m - 1) * xp.sum(below * p, axis=-1) / rho**2
     return gap, slope
 
 
@@ -223,7 +224,7 @@ def stop_aware_cost(p: Any, q: Any, stops: Sequence[int]) -> Any:
     >>> float(stop_aware_cost(np.array([.5, .3, .2]), np.array([.2, .8, .0]), [2]))
     0.375
     """
-    xp, p, q = _float64(p, q)
+    xp, p, q = as_float64(p=p, q=q)
     size = p.shape[-1]
     wrong = [v for v in stops if not 0 <= v < size]
     if wrong:
@@ -232,18 +233,129 @@ def stop_aware_cost(p: Any, q: Any, stops: Sequence[int]) -> Any:
     ordinary[list(stops)] = 0
     keep = xp.asarray(ordinary, device=device(p))
     ends = xp.sum(keep * p, axis=-1)
-    return xp.sum(keep * _positive(xp, p - q), axis=-1) / xp.where(ends > 0, ends, xp.ones_like(ends))
+    return xp.sum(keep * positive(xp, p - q), axis=-1) / xp.where(ends > 0, ends, xp.ones_like(ends))
 
 
-def _positive(xp: Any, values: Any) -> Any:
-    return xp.where(values > 0, values, xp.zeros_like(values))
+def kl(p: Any, q: Any, *, log: bool = False) -> Any:
+    """Compute the Kullback-Leibler divergence ``KL(p || q)``.
+
+    Parameters
+    ----------
+    p, q : array of float, (..., V)
+        Probabilities, of shapes that broadcast.
+    log : bool
+        ``p`` and ``q`` are log-probabilities (nats), which do not underflow.
+
+    Returns
+    -------
+    array of float64, (...)
+        Nats, at least 0, to a relative 1e-12 however close ``p`` and ``q`` are; infinite where ``q`` lacks a token of
+        ``p``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(kl(np.array([.5, .5]), np.array([.25, .75])).round(6))
+    0.143841
+    >>> float(kl(np.array([.5, .5]), np.array([1., .0])))
+    inf
+    """
+    xp, p, q = as_float64(p=p, q=q)
+    (p, log_p, in_p), (q, log_q, in_q) = _with_log(xp, p, log), _with_log(xp, q, log)
+    ratio = log_p - log_q
+    if not log:  # a difference of logs loses what tells two close probabilities apart
+        close = in_p & in_q & (xp.abs(p - q) <= q / 2)
+        ratio = xp.where(close, xp.log1p(xp.where(close, p - q, 0 * q) / xp.where(close, q, xp.ones_like(q))), ratio)
+    d = xp.clip(ratio, -1.0, 1.0)
+    # d + exp(-d) - 1, by its series where that would cancel
+    series = d**2 * (1 / 2 - d * (1 / 6 - d * (1 / 24 - d * (1 / 120 - d / 720))))
+    bracket = xp.where(xp.abs(d) < CLOSE, series, d + xp.expm1(-d))
+    terms = xp.where(xp.abs(ratio) <= 1, p * bracket, p * ratio - (p - q))
+    terms = xp.where(in_q, terms, xp.full_like(terms, xp.inf))
+    return xp.sum(xp.where(in_p, terms, q), axis=-1)
 
 
-def _float64(p: Any, q: Any) -> tuple[Any, Any, Any]:
-    xp = array_namespace(p, q)
-    for name, values in (("p", p), ("q", q)):
+def entropy(p: Any, *, log: bool = False) -> Any:
+    """Compute the entropy.
+
+    Parameters
+    ----------
+    p : array of float, (..., V)
+        Probabilities.
+    log : bool
+        ``p`` are log-probabilities (nats).
+
+    Returns
+    -------
+    array of float64, (...)
+        Nats.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(entropy(np.array([.5, .5, .0])).round(6))
+    0.693147
+    """
+    xp, p = as_float64(p=p)
+    p, log_p, _ = _with_log(xp, p, log)
+    return 0 - xp.sum(p * log_p, axis=-1)
+
+
+def varentropy(p: Any, *, log: bool = False) -> Any:
+    """Compute the variance of ``-log p``.
+
+    Parameters
+    ----------
+    p : array of float, (..., V)
+        Probabilities.
+    log : bool
+        ``p`` are log-probabilities (nats).
+
+    Returns
+    -------
+    array of float64, (...)
+        Nats squared.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(varentropy(np.array([.2, .8])).round(6))
+    0.30749
+    """
+    xp, p = as_float64(p=p)
+    p, log_p, _ = _with_log(xp, p, log)
+    mean = xp.sum(p * log_p, axis=-1, keepdims=True)
+    return xp.sum(p * (log_p - mean) ** 2, axis=-1)
+
+
+def _with_log(xp: Any, p: Any, log: bool) -> tuple[Any, Any, Any]:
+    """Give probabilities, their logs (0 where they are 0), and which are not 0."""
+    if log:
+        some = p > -xp.inf
+        return xp.exp(p), xp.where(some, p, xp.zeros_like(p)), some
+    some = p > 0
+    return p, xp.log(xp.where(some, p, xp.ones_like(p))), some
+
+
+def positive(xp: Any, values: Any) -> Any:
+    """Compute the positive part."""
+    return xp.maximum(values, xp.zeros_like(values))
+
+
+def as_float64(**given: Any) -> tuple[Any, ...]:
+    """Check distributions by name; give their namespace and them in float64."""
+    xp = array_namespace(*given.values())
+    for name, values in given.items():
         if values.dtype not in (xp.float32, xp.float64):
             raise ValueError(f"{name}: found dtype {values.dtype}; allowed: float64, float32")
-    if p.shape[-1:] != q.shape[-1:] or not p.shape:
-        raise ValueError(f"p, q: found shapes {tuple(p.shape)}, {tuple(q.shape)}; allowed: (..., V) of one V")
-    return xp, xp.astype(p, xp.float64, copy=False), xp.astype(q, xp.float64, copy=False)
+    shapes = [tuple(values.shape) for values in given.values()]
+    if () in shapes or len({shape[-1] for shape in shapes}) > 1:
+        raise ValueError(f"{', '.join(given)}: found shapes {', '.join(map(str, shapes))}; allowed: (..., V) of one V")
+    return xp, *(xp.astype(values, xp.float64, copy=False) for values in given.values())
+
+
+def beside_token(xp: Any, p: Any, q: Any, x: Any) -> tuple[Any, Any, Any]:
+    """Broadcast distributions (..., V) and realised tokens, which become (..., 1)."""
+    at = xp.astype(xp.asarray(x, device=device(p)), xp.int64)
+    p, q, at = xp.broadcast_arrays(p, q, at[..., None])
+    return p, q, at[..., :1]

@@ -8,12 +8,26 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
 ``depth``
     depth ``k = 1..K`` of any drafter.
 ``entry``
-    list entry ``1..M`` (``lists``), or number of drafts ``m = 1..M`` (``multi``).
+    list entry ``1..M``.
 
-``kl_pq`` is KL(p||q) in nats of the decoding distributions, as is ``entropy``; ``raw_`` columns are those of the plain
-softmaxes, before temperature and filters. ``varentropy`` is the variance of ``-log p``. ``c_m`` and ``rho`` hold the
-scalars of rules A6 and A7 for ``m = 1..M`` drafts, ``coupling`` the acceptance of A5; ``tail_mass`` is the probability
-outside a list.
+``divergence``
+    Of the distributions ``p`` that the target decodes with and ``q`` that drafts are drawn from: ``overlap``;
+    ``kl_pq``, KL(p||q), ``kl_qp`` and ``entropy`` in nats; ``varentropy``, the variance of ``-log``; ``cost``, the
+    stop-aware cost. A drafter's are of ``q``, the target's of ``p``. ``raw_`` columns are those of the plain softmaxes,
+    before temperature and filters. ``top_log_p`` and ``second_log_p`` are the two largest log-probabilities of ``p``.
+``multi``
+    What several drafts at one depth are accepted with: ``c_m`` and ``rho_m``, the scales of rules A6 and A7 for ``m``
+    drafts; given the realised token, ``coupling`` (A5), ``without_replacement_2`` and the ends ``transport_m_low`` and
+    ``transport_m_high`` of what optimal transport may accept (A10).
+``relaxed``
+    What lossy rules judge a deterministic draft by, the drafter's likeliest token (the lowest id of equals):
+    ``draft_log_p`` and ``draft_rank`` are its log-probability and rank in ``p``; ``-inf`` and ``ABSENT`` where ``p``
+    has none of it, and where nothing is proposed (depths above ``drafted``).
+``lists``
+    ``tail_mass`` is the probability outside a list.
+
+A lookup's draft has no distribution: its ``divergence`` holds ``overlap`` and ``cost`` with ``q`` 1 at what it
+proposes, 0 where it proposes nothing, and it has no ``multi``.
 
 Cells past a rollout's end (``s + k > T``) hold no data: NaN, id -1, rank ``ABSENT``.
 """
@@ -34,6 +48,7 @@ SCHEMA_VERSION = 1
 STORE_FORMAT = "markov_spec store"
 DRAFTER_FORMAT = "markov_spec drafter"
 NO_TOKEN = -1
+MULTI_DRAFTS = (2, 4, 8)
 
 Axis = Literal["block", "depth", "entry"]
 
@@ -84,6 +99,8 @@ TARGET_PARTS: Mapping[str, Part] = {
         "varentropy": Column(FLOAT),
         "raw_entropy": Column(FLOAT),
         "raw_varentropy": Column(FLOAT),
+        "top_log_p": _log(),
+        "second_log_p": _log(),
     },
     "lists": {"ids": _ids("entry"), "log_p": _log("entry", required=True), "tail_mass": _unit()},
 }
@@ -98,15 +115,19 @@ DRAFTER_PARTS: Mapping[str, Part] = {
         "kl_pq": Column(FLOAT, ("block",), high=np.inf),
         "kl_qp": Column(FLOAT, ("block",), high=np.inf),
         "entropy": Column(FLOAT, ("block",)),
+        "varentropy": Column(FLOAT, ("block",)),
+        "cost": _unit("block"),
         "raw_kl_pq": Column(FLOAT, ("block",), high=np.inf),
         "raw_kl_qp": Column(FLOAT, ("block",), high=np.inf),
         "raw_entropy": Column(FLOAT, ("block",)),
     },
     "multi": {
-        "c_m": Column(FLOAT, ("block", "entry")),
-        "rho": Column(FLOAT, ("block", "entry")),
         "coupling": _unit("block"),
+        "without_replacement_2": _unit("block"),
+        **{f"{scale}_{m}": Column(FLOAT, ("block",)) for scale in ("c", "rho") for m in MULTI_DRAFTS},
+        **{f"transport_{m}_{end}": _unit("block") for m in MULTI_DRAFTS for end in ("low", "high")},
     },
+    "relaxed": {"draft_log_p": _log("block"), "draft_rank": _rank("block")},
     "lists": {
         "ids": _ids("block", "entry"),
         "log_q": _log("block", "entry", required=True),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import markov_spec as ms
 from markov_spec.acceptance import RULES, scalars
+from markov_spec.acceptance.lossy import LOSSY
 from tests import oracles, strategies
 
 NODE_RULES = ["node-recursive", "node-k-seq"]
@@ -226,7 +227,7 @@ def test_refused_inputs_invariant(rule, options, message):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_unused_inputs_are_refused_invariant(rule):
-    users = {"hit": ["match"], "drafts": ["independent"], "scale": NODE_RULES, "log_accept": ["recorded"]}
+    users = {"hit": ["match", *LOSSY], "drafts": ["independent"], "scale": NODE_RULES, "log_accept": ["recorded"]}
     values = {"hit": ONE == 1, "drafts": 2, "scale": ONE, "log_accept": -ONE}
     own = {name: values[name] for name in values if rule in users[name]}
     ms.round_law(P, Q, ENDS, rule=rule, **own)  # log_p and log_q may always be given

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 
 import markov_spec as ms
-from markov_spec.acceptance import RULES, _reference
+from markov_spec.acceptance import RULES, _reference, lossy
 from tests import strategies
 
 RATIO_RULES = ["rejection", "block"]
@@ -189,7 +189,7 @@ def _with(values, at, value):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((P, Q, ENDS), {"rule": "typical"}, "rule: found 'typical'; allowed: rejection, block, match, .*, none"),
+        ((P, Q, ENDS), {"rule": "greedy"}, "rule: found 'greedy'; allowed: rejection, block, match, .*, none"),
         ((None, Q, ENDS), {"rule": "block"}, "log_p: absent; rule 'block' needs it"),
         ((P, None, ENDS), {"rule": "rejection"}, "log_q: absent; rule 'rejection' needs it"),
         ((P, None, ENDS), {"rule": "match"}, "hit: absent; rule 'match' needs it"),
@@ -243,6 +243,9 @@ def test_registry_invariant():
     for name, rule in RULES.items():
         assert rule.name == name
         assert set(rule.needs + rule.takes) <= {"log_p", "log_q", "hit", "drafts", "scale", "log_accept"}
+        if rule.exactness != "exact":
+            assert rule in lossy.RULES and rule.verify is None
+            continue
         module = __import__(f"markov_spec.acceptance.{name.replace('-', '_')}", fromlist=["RULE"])
         assert module.RULE is rule
         assert "Proof." in module.__doc__ or name == "none"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import markov_spec as ms
 from markov_spec.acceptance import scalars
 from tests import oracles
 
@@ -31,6 +32,10 @@ FUNCTIONS = {
     "recursive_scale": lambda p, q: scalars.recursive_scale(p, q, 4),
     "k_seq_scale": lambda p, q: scalars.k_seq_scale(p, q, 4),
     "stop_aware_cost": lambda p, q: scalars.stop_aware_cost(p, q, [1, 4]),
+    "kl": scalars.kl,
+    "kl of logs": lambda p, q: scalars.kl(-30 * p, -300 * q, log=True),
+    "entropy": lambda p, q: scalars.entropy(p * q),
+    "varentropy of logs": lambda p, q: scalars.varentropy(-30 * p * q, log=True),
 }
 
 
@@ -145,6 +150,113 @@ def test_sums_against_loops():
             np.testing.assert_allclose(found, cost / ends if ends > 0 else 0, rtol=1e-14)
 
 
+def _digits(values):
+    decimal.getcontext().prec = 60
+    return [decimal.Decimal(v) for v in np.ravel(values).tolist()]
+
+
+def _kl_of_60_digits(p, q):
+    """Divergence less what the sums differ from each other."""
+    p, q = _digits(p), _digits(q)
+    if any(a > 0 and b == 0 for a, b in zip(p, q, strict=True)):
+        return np.inf
+    return float(sum(a * (a / b).ln() if a else 0 for a, b in zip(p, q, strict=True)) - sum(p) + sum(q))
+
+
+def _surprise_of_60_digits(p):
+    p = [v for v in _digits(p) if v]
+    mean = sum(-v * v.ln() for v in p)
+    return float(mean), float(sum(v * (-v.ln() - mean) ** 2 for v in p))
+
+
+def test_divergence_and_entropies_of_60_digits_against_reference():
+    for p, q in PAIRS:
+        for a, b in ((p, q), (q, p)):
+            np.testing.assert_allclose(scalars.kl(a, b), _kl_of_60_digits(a, b), rtol=1e-12)
+        found = scalars.entropy(p), scalars.varentropy(p)
+        np.testing.assert_allclose(found, _surprise_of_60_digits(p), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("distance", [1e-1, 1e-2, 3e-3, 1e-4, 1e-8, 1e-12])
+def test_divergence_of_close_distributions_of_60_digits_against_reference(distance):
+    p = RNG.dirichlet(np.ones(40), size=6)
+    q = p * (1 + distance * RNG.uniform(-1, 1, p.shape))
+    q /= q.sum(-1, keepdims=True)
+    wanted = [_kl_of_60_digits(a, b) for a, b in zip(p, q, strict=True)]
+    np.testing.assert_allclose(scalars.kl(p, q), wanted, rtol=1e-12)
+    assert (scalars.kl(p, p) == 0).all()
+
+
+def test_zeros_and_certainty_against_closed_form():
+    one, half = np.array([1.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.0])
+    for log in (False, True):
+        with np.errstate(divide="ignore"):
+            sure, even = (np.log(one), np.log(half)) if log else (one, half)
+        assert scalars.kl(sure, even, log=log) == pytest.approx(np.log(2), rel=1e-15)
+        assert scalars.kl(even, sure, log=log) == np.inf
+        assert scalars.kl(sure, sure, log=log) == 0
+        assert scalars.entropy(sure, log=log) == 0 and not np.signbit(scalars.entropy(sure, log=log))
+        assert scalars.entropy(even, log=log) == pytest.approx(np.log(2), rel=1e-15)
+        assert scalars.varentropy(sure, log=log) == scalars.varentropy(even, log=log) == 0
+
+
+def test_logs_do_not_underflow_against_closed_form():
+    p, q = np.array([np.log(0.5), np.log(0.5), -2000.0]), np.array([0.0, -2000.0, -3000.0])
+    assert scalars.kl(p, q, log=True) == pytest.approx(0.5 * np.log(0.5) + 0.5 * (np.log(0.5) + 2000), rel=1e-15)
+    assert scalars.kl(np.exp(p), np.exp(q)) == np.inf
+    for a, b in PAIRS:
+        if a.all() and b.all():
+            np.testing.assert_allclose(scalars.kl(np.log(a), np.log(b), log=True), scalars.kl(a, b), rtol=1e-9)
+            for measure in (scalars.entropy, scalars.varentropy):
+                np.testing.assert_allclose(measure(np.log(a), log=True), measure(a), rtol=1e-12)
+
+
+def test_case_33_whole_distributions_against_closed_form():
+    p, q = np.array([0.6, 0.3, 0.1]), np.array([0.5, 0.45, 0.05])
+    assert scalars.overlap(p, q) == pytest.approx(0.85, abs=1e-15)
+    assert scalars.kl(p, q) == pytest.approx(0.05707, abs=5e-6)
+    assert float(np.sum(p[:2] * np.log(p[:2] / q[:2]))) == pytest.approx(-0.01225, abs=5e-6)
+
+
+@pytest.mark.parametrize(("p_x", "q_x", "ratio"), [(1e-9, 2e-8, 0.05), (1e-10, 1e-12, 100)])
+def test_case_54_small_probabilities_against_closed_form(p_x, q_x, ratio):
+    p, q = np.array([p_x, 1 - p_x]), np.array([q_x, 1 - q_x])
+    assert scalars.kl(p, q) == pytest.approx(p_x * np.log(ratio) + (1 - p_x) * np.log1p((q_x - p_x) / (1 - q_x)))
+    assert scalars.overlap(p, q) == 1 - abs(p_x - q_x)
+    assert scalars.stop_aware_cost(p[:1], q[:1], []) == pytest.approx(max(0, 1 - 1 / ratio))
+    with pytest.raises(ValueError, match="found dtype float16"):
+        scalars.kl(p.astype(np.float16), q)
+
+
+def test_case_56_small_residuals_against_closed_form():
+    p, q = np.array([0.5, 0.5]), np.array([0.5 - 1e-12, 0.5 + 1e-12])
+    step = float(p[0] - q[0])
+    assert scalars.stop_aware_cost(p, q, []) == step == pytest.approx(1e-12, rel=1e-4)
+    assert scalars.recursive_scale(p, q, 2) - 1 == pytest.approx(step, rel=1e-3)
+    assert scalars.kl(p, q) == pytest.approx(2 * step**2, rel=1e-11)
+
+
+def test_case_82_overlaps_along_rollouts_are_no_survival_against_closed_form():
+    p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+    after = [(p, p), (np.array([1.0, 0.0]), np.array([0.0, 1.0]))]  # after a they agree, after b never
+    exact = product = weight = 0.0
+    for x in (0, 1):
+        second, drafted = after[x]
+        for y in np.flatnonzero(second):
+            chance = p[x] * second[y]
+            with np.errstate(divide="ignore"):
+                logs = np.log([p[x], second[y]]), np.log([q[x], drafted[y]])
+            accepted = ms.round_law(*logs, [0, 2], rule="rejection", draft_length=2).survival()[0]
+            exact += chance * accepted.sum()
+            weight += chance * accepted[1]
+            product += chance * scalars.overlap(p, q) * scalars.overlap(second, drafted)
+    assert scalars.overlap(p, q) == pytest.approx(0.6)
+    assert 1 + exact == pytest.approx(2.1)
+    assert weight == pytest.approx(0.5)
+    assert product == pytest.approx(0.3)
+    assert 1 + scalars.overlap(p, q) + product == pytest.approx(1.9)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -155,6 +267,8 @@ def test_sums_against_loops():
         (lambda p: scalars.stop_aware_cost(p, p, [-1]), "stops: found -1"),
         (lambda p: scalars.overlap(p, p[:1]), r"p, q: found shapes \(2,\), \(1,\); allowed: \(..., V\) of one V"),
         (lambda p: scalars.overlap(np.array([1, 0]), p), "p: found dtype int64; allowed: float64, float32"),
+        (lambda p: scalars.kl(p, p[0]), r"p, q: found shapes \(2,\), \(\); allowed: \(..., V\) of one V"),
+        (lambda p: scalars.entropy(p[0]), r"p: found shapes \(\); allowed: \(..., V\)"),
     ],
 )
 def test_refused_inputs_invariant(call, message):
