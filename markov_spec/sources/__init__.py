@@ -1,6 +1,48 @@
-"""All that talks to models: load them, generate rollouts, score drafters, write the store. Needs the ``hf`` extra."""
+"""All that talks to models or foreign files.
 
-from markov_spec.sources.drafters import BlockDrafter
-from markov_spec.sources.recorder import record
+Recording (``record``: load models, generate rollouts, score drafters, write the store) needs the ``hf`` extra;
+importing and exporting does not.
+"""
 
-__all__ = ["BlockDrafter", "record"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from markov_spec.sources.exchange import (
+    Divergence,
+    Fault,
+    ImportReport,
+    LineError,
+    ScoreComparison,
+    compare_scores,
+    export_jsonl,
+    export_parquet,
+    first_divergence,
+    import_jsonl,
+)
+
+if TYPE_CHECKING:
+    from markov_spec.sources.drafters import BlockDrafter
+    from markov_spec.sources.recorder import record
+
+__all__ = [
+    "BlockDrafter",
+    "Divergence",
+    "Fault",
+    "ImportReport",
+    "LineError",
+    "ScoreComparison",
+    "compare_scores",
+    "export_jsonl",
+    "export_parquet",
+    "first_divergence",
+    "import_jsonl",
+    "record",
+]
+
+_NEED_TORCH = {"BlockDrafter": "markov_spec.sources.drafters", "record": "markov_spec.sources.recorder"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_NEED_TORCH[name]), name)

@@ -196,35 +196,3 @@ def top_list(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ids = ids.sort(-1).values
     by_value = torch.sort(values.gather(-1, ids), dim=-1, descending=True, stable=True)
     return ids.gather(-1, by_value.indices), by_value.values
-
-
-def entropy(log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy (nats) and variance of ``-log p`` (nats squared) of each row.
-
-    Parameters
-    ----------
-    log_p : Tensor, (n, V)
-
-    Returns
-    -------
-    entropy, varentropy : Tensor of float32, (n,)
-    """
-    p = log_p.exp()
-    surprise = torch.where(p > 0, -log_p, 0.0)
-    mean = (p * surprise).sum(-1)
-    return mean, (p * (surprise - mean[:, None]).square()).sum(-1)
-
-
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """``KL(p || q)`` of each row, nats; infinite where ``q`` misses mass of ``p``.
-
-    Parameters
-    ----------
-    log_p, log_q : Tensor, (n, V)
-
-    Returns
-    -------
-    Tensor of float32, (n,)
-    """
-    p = log_p.exp()
-    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).clamp_min(0)

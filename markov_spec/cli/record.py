@@ -1,0 +1,100 @@
+"""The command that runs models."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from markov_spec.arrays import RequestError
+from markov_spec.cli.output import app
+
+
+@app.command("record")
+def record_command(
+    target: Annotated[str, typer.Option(help="[b]hf:PATH[/b], a model folder or GGUF file on disk.")],
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="JSON lines: [b]messages[/b], [b]prompt[/b] or [b]prompt_tokens[/b]; optional id and benchmark.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new store.")],
+    drafter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SPEC", help="May be given often; see below.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability; 1 keeps all.")] = 1.0,
+    draft_temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of the drafters; the target's by default. 0: their likeliest token.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    rollouts_per_prompt: Annotated[int, typer.Option(min=1)] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 16,
+    target_top: Annotated[int, typer.Option(min=0, help="Keep the target's n likeliest tokens; 0 keeps none.")] = 0,
+    drafter_top: Annotated[int, typer.Option(min=0, help="Keep each drafter's n likeliest tokens.")] = 0,
+    divergence: Annotated[bool, typer.Option("--divergence", help="Keep overlap and KL of each drafter.")] = False,
+    scalars: Annotated[
+        bool,
+        typer.Option(
+            "--scalars", help="Keep every scalar, for rules of several drafts and lossy rules too; takes far longer."
+        ),
+    ] = False,
+) -> None:
+    """Record a target's rollouts and what each drafter would have drafted. Needs the [b]hf[/b] extra.
+
+    SPEC of a drafter:
+
+    [b]hf:PATH[/b]              a model of the same vocabulary
+
+    [b]skip:10,14,18[/b]        the target without these layers
+
+    [b]round:5[/b]              the target with its linear weights rounded to 5 bits
+
+    [b]ngram:3[/b], [b]ngram:3,10[/b]   prompt lookup of up to 3 tokens, proposing up to 10
+
+    [b]py:module:object[/b]     a BlockDrafter of your own, or a callable that makes one from the target
+
+    For example:
+
+    markov-spec record --target hf:my-model --drafter small=hf:my-drafter --prompts prompts.jsonl --out store
+    """
+    for module in ("torch", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            raise RequestError(f"recording needs {module}: pip install 'markov-spec[hf]'")
+    from transformers.utils import logging
+
+    from markov_spec.sources import record
+
+    logging.disable_progress_bar()
+    specs: dict[str, Any] = {}
+    for text in drafter or []:
+        name, _, spec = text.partition("=")
+        if not name or not spec or name in specs:
+            raise typer.BadParameter(f"found {text!r}; allowed: NAME=SPEC, each name once", param_hint="--drafter")
+        specs[name] = spec
+    store = record(
+        target,
+        specs,
+        prompts,
+        out,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        draft_temperature=draft_temperature,
+        max_new_tokens=max_new_tokens,
+        rollouts_per_prompt=rollouts_per_prompt,
+        seed=seed,
+        batch_size=batch_size,
+        target_top=target_top,
+        drafter_top=drafter_top,
+        divergence=divergence,
+        scalars=scalars,
+    )
+    typer.echo(f"{out}: {store.rollouts()!r}, drafters: {', '.join(store.drafters) or 'none'}")
