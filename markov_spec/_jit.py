@@ -6,6 +6,7 @@ import functools
 import os
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ import numpy.typing as npt
 Function = TypeVar("Function", bound=Callable)
 CONFIG: Any = numba.config
 INLINE_BYTES = 1 << 20
+SHARED = ("_jit.py", "arrays/checks.py", "chain/_lanes.py")  # what goes into the kernels of other files
 
 
 def _cache_parents() -> list[Path]:
@@ -33,13 +35,16 @@ def _cache_parents() -> list[Path]:
 
 @functools.cache
 def _cache_folder() -> str | None:
-    # The version is in the path because wheels may carry fixed time stamps, by which older numba keys its cache.
+    # numba keys its cache by the kernel's own file and its time stamp, which wheels may fix: hence the version and the
+    # shared files in the path.
+    package = Path(__file__).parent
+    shared = zlib.crc32(b"".join((package / name).read_bytes() for name in SHARED))
     try:
         release = version("markov-spec")
     except PackageNotFoundError:
         release = "source"
     for parent in _cache_parents():
-        folder = parent / f"markov_spec-{release}"
+        folder = parent / f"markov_spec-{release}-{shared:08x}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()

@@ -62,40 +62,49 @@ def forward(
 
 def priced(
     accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
-    price: Array, price_row: int, price_step: int, total: Array,
+    price: Array, price_row: int, price_step: int, total: Array, variance: Array,
 ) -> None:  # fmt: skip
-    """Equation (C)."""
+    """Equation (C), and the variance as the second moment less the square of the first."""
     for i in range(first, last):
         begin, size = int(indptr[i]), int(indptr[i + 1] - indptr[i])
-        C = np.zeros(size + 1)
+        C, W = np.zeros(size + 1), np.zeros(size + 1)
         laws = _laws(accept, row, length, step, begin, size)
         for s in reversed(range(size)):
             for k, probability in enumerate(laws[s]):
-                cost = price[(begin + s) * price_row + k * price_step]
-                C[s] += probability * (cost + C[min(s + k + 1, size)])
-        total[i] = C[min(first_start, size)]
+                cost, after = price[(begin + s) * price_row + k * price_step], min(s + k + 1, size)
+                C[s] += probability * (cost + C[after])
+                W[s] += probability * (cost**2 + 2 * cost * C[after] + W[after])
+        s0 = min(first_start, size)
+        total[i], variance[i] = C[s0], W[s0] - C[s0] ** 2
+
+
+def _ended(laws: list[Array], s: int, k: int, end: float, surplus: float) -> float:
+    # What ``tokens + X`` becomes in the round from ``s`` that accepts ``k`` drafts, if that is the last round.
+    return end + surplus if k == len(laws) - s else end
 
 
 def distribution(
     accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
-    deepest: int, offsets: Array, mass: Array,
+    deepest: int, tokens: Array, surplus: Array, surplus_step: int, offsets: Array, mass: Array,
 ) -> None:  # fmt: skip
-    """Equation (D)."""
+    """Equation (D), each run weighted by its ``tokens + X``."""
     for i in range(first, last):
         begin, size = int(indptr[i]), int(indptr[i + 1] - indptr[i])
         f = np.zeros((size + 1, size + 1))
-        f[size, 0] = 1
         laws = _laws(accept, row, length, step, begin, size)
         for s in reversed(range(size)):
             for k, probability in enumerate(laws[s]):
+                f[size, 0] = _ended(laws, s, k, tokens[i], surplus[(begin + s) * surplus_step])
                 f[s, 1:] += probability * f[min(s + k + 1, size), :-1]
+        f[size, 0] = tokens[i]
         s0 = min(first_start, size)
         mass[offsets[i] : offsets[i] + size - s0 + 1] = f[s0, : size - s0 + 1]
 
 
-def inverse(
+def ratio(
     accept: Array, row: int, length: Array, step: int, indptr: Array, first: int, last: int, first_start: int,
-    active: Array, mean: Array, nodes: Array, weights: Array, out: Array,
+    active: Array, mean: Array, nodes: Array, weights: Array, tokens: Array, surplus: Array, surplus_step: int,
+    out: Array,
 ) -> None:  # fmt: skip
     """Equation (I), by the quadrature rule given."""
     for i in range(first, last):
@@ -103,8 +112,11 @@ def inverse(
             continue
         begin, size = int(indptr[i]), int(indptr[i + 1] - indptr[i])
         z = np.exp(-nodes / mean[i])
-        G = np.ones((size + 1, nodes.size))
+        G = np.zeros((size + 1, nodes.size))
         laws = _laws(accept, row, length, step, begin, size)
         for s in reversed(range(size)):
-            G[s] = z * sum(probability * G[min(s + k + 1, size)] for k, probability in enumerate(laws[s]))
+            for k, probability in enumerate(laws[s]):
+                G[size] = _ended(laws, s, k, tokens[i], surplus[(begin + s) * surplus_step])
+                G[s] += z * probability * G[min(s + k + 1, size)]
+        G[size] = tokens[i]
         out[i] = G[min(first_start, size)] @ weights / mean[i]

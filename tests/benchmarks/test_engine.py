@@ -4,6 +4,8 @@
 several rounds in which baseline and candidate take turns, so that a drift of the machine hits both.
 """
 
+import subprocess
+import sys
 import time
 
 import numba
@@ -101,6 +103,20 @@ def test_solve_against_sum(data, benchmark):
     tell("solve / numpy.sum", ratio(lambda: ms.solve(law, threads=1), lambda: np.sum(law.accept)))
 
 
+def test_solve_with_price_against_sum(data):
+    _, _, law = data
+    prices = np.random.default_rng(1).random((ROLLOUTS * TOKENS, DEPTH + 1))
+    for name, price in (("one price", 1.0), ("a price for each start and number", prices)):
+        found = ratio(lambda price=price: ms.solve(law, price=price, threads=1), lambda: np.sum(law.accept))
+        tell(f"solve with {name} / numpy.sum", found)
+
+
+def test_expected_inverse_against_solve(data):
+    _, _, law = data
+    found = ratio(lambda: ms.expected_inverse(law, threads=1), lambda: ms.solve(law, threads=1), rounds=4)
+    tell("E[1/R] / solve", found)
+
+
 def test_solve_against_plain_recursion(data):
     _, _, law = data
     found = ratio(lambda: plain_recursion(law.accept, INDPTR), lambda: ms.solve(law, threads=1), rounds=4)
@@ -123,3 +139,9 @@ def test_round_law_against_sum(data):
     log_p, log_q, law = data
     found = ratio(lambda: ms.round_law(log_p, log_q, INDPTR, rule="rejection"), lambda: np.sum(law.accept))
     tell("round_law / numpy.sum", found)
+
+
+def test_import():
+    code = "import time; begin = time.perf_counter(); import markov_spec; print(time.perf_counter() - begin)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(5)]
+    tell("import of the package, seconds", min(float(run.stdout) for run in runs))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import markov_spec as ms
-from markov_spec.chain import _numba, _reference
+from markov_spec.chain import _numba, _reference, moments
 from tests import strategies
 
 FIRST_STARTS = st.integers(0, 3)
@@ -26,43 +26,87 @@ def _by_reference(law, first_start, price=None):
         "accepted_histogram": histogram, "tested": tested, "drafted": drafted,
     }  # fmt: skip
     if price is not None:
-        found["price"] = np.zeros(rollouts)
+        found["price"], found["price_variance"] = np.zeros((2, rollouts))
         row_step, draft_step = {0: (0, 0), 1: (1, 0), 2: (depth + 1, 1)}[np.ndim(price)]
-        _reference.priced(*common, np.ravel(price), row_step, draft_step, found["price"])
+        _reference.priced(*common, np.ravel(price), row_step, draft_step, found["price"], found["price_variance"])
     return found
 
 
-@given(strategies.laws(), FIRST_STARTS)
-def test_every_field_against_reference(law, first_start):
-    rounds = ms.solve(law, first_start=first_start)
+@given(strategies.laws(), FIRST_STARTS, st.sampled_from([0, moments.WORTH, 9]))
+def test_every_field_against_reference(law, first_start, worth):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "WORTH", worth)
+        rounds = ms.solve(law, first_start=first_start)
     for name, wanted in _by_reference(law, first_start).items():
         np.testing.assert_allclose(getattr(rounds, name), wanted, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("rollouts", range(1, 10))
-def test_four_at_once_against_one_after_the_other(rollouts):
+def _one_by_one(law, first_start, price):
+    rollouts, rows, depth = law.indptr.size - 1, law.accept.shape[0], law.depth
+    common = (*law.layout(), 0, rollouts, first_start)
+    value, variance, occupancy, drafted = np.empty(rows), np.empty(rollouts), np.empty(rows), np.empty(rollouts)
+    histogram, tested = np.empty((rollouts, depth + 1)), np.empty((rollouts, depth))
+    _numba.backward(*common, value, variance)
+    _numba.forward(*common, occupancy, histogram, tested, drafted)
+    total, spread = np.empty((2, rollouts))
+    layout = {0: (0, 0), 1: (1, 0), 2: (depth + 1, 1)}[np.ndim(price)]
+    _numba.priced(*common, np.ravel(price), *layout, total, spread)
+    return {
+        "price": total, "price_variance": spread,
+        "value": value, "variance": variance, "occupancy": occupancy,
+        "accepted_histogram": histogram, "tested": tested, "drafted": drafted,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("worth", [0, moments.WORTH])
+@pytest.mark.parametrize("rollouts", [1, 2, 3, 7, 8, 9, 11, 16, 21])
+def test_eight_at_once_against_one_after_the_other(rollouts, worth, monkeypatch):
     """Bit by bit, for every remainder, ragged, with NaN behind the ends and in both forms."""
+    monkeypatch.setattr(moments, "WORTH", worth)
     rng = np.random.default_rng(rollouts)
     indptr = np.concatenate(([0], np.cumsum(rng.integers(0, 12, rollouts))))
     rows = int(indptr[-1])
-    accept = rng.random((rows, 5)).astype(np.float32)
     left = np.repeat(indptr[1:], np.diff(indptr)) - np.arange(rows)
-    accept[np.arange(1, 6) > left[:, None]] = np.nan
-    for values, depth in ((accept, 5), (accept, 0), (rng.random(rows), 4), (rng.random(rows), 30)):
-        law = ms.RoundLaw(values[:, :depth] if values.ndim == 2 else values, indptr, depth)
-        found = [(np.empty(rows), np.empty(rollouts)) for _ in range(2)]
-        for backward, out in zip((_numba.backward, _numba.backward_four), found, strict=True):
-            backward(*law.layout(), 0, rollouts, 1, *out)
-        for one, four in zip(*found, strict=True):
-            np.testing.assert_array_equal(one, four)
+    for dtype in (np.float32, np.float64):
+        accept = rng.random((rows, 5)).astype(dtype)
+        accept[np.arange(1, 6) > left[:, None]] = np.nan
+        line = rng.random(rows).astype(dtype)
+        for values, depth in ((accept, 5), (accept, 3), (accept[:, :0], 0), (line, 4), (line, 30), (line, 0)):
+            law = ms.RoundLaw(values, indptr, depth)
+            for first_start, shape in ((0, ()), (1, (rows,)), (5, (rows, law.depth + 1))):
+                price = rng.normal(size=shape)
+                rounds = ms.solve(law, first_start=first_start, price=price)
+                for name, wanted in _one_by_one(law, first_start, price).items():
+                    np.testing.assert_array_equal(getattr(rounds, name), wanted, err_msg=name)
+
+
+def test_groups_of_eight_invariant(monkeypatch):
+    """Every rollout is worked through once, together with others where that is faster and their cells fit."""
+    sizes = np.array([900, 3, 0, 5, 800, 5, 4, 850, 5, 700, 5, 700, 4000, 5, 6, 4, 700, 700])
+    law = ms.RoundLaw(np.zeros((sizes.sum(), 2)), np.concatenate(([0], np.cumsum(sizes))), 2)
+    whole, lone = moments._side_by_side(law, 0, sizes.size)
+    assert sizes[whole].tolist() == [[0, 3, 4, 4, 5, 5, 5, 5], [5, 6, 700, 700, 700, 700, 800, 850]]
+    assert sorted(lone) == [(0, 1), (12, 13)]
+    even = ms.RoundLaw(np.zeros((1600, 2), dtype=np.float32), np.arange(0, 1601, 100), 2)
+    for nbytes, together in ((8 * 100 * 2 * 4, 1), (8 * 100 * 2 * 4 - 1, 0)):
+        monkeypatch.setattr(moments, "SCRATCH_BYTES", nbytes)
+        whole, lone = moments._side_by_side(even, 4, 12)
+        assert whole.tolist() == [list(range(4, 12))] * together
+        assert lone == [(i, i + 1) for i in range(4, 12)] * (1 - together)
+    ragged = ms.RoundLaw(even.accept, even.indptr, np.full(1600, 2))
+    whole, lone = moments._side_by_side(ragged, 4, 12)
+    assert whole.size == 0 and lone == [(4, 12)]
 
 
 @given(strategies.laws(), FIRST_STARTS, st.integers(0, 2), st.integers(0, 2**32 - 1))
 def test_price_against_reference(law, first_start, dimensions, seed):
     shape = (law.accept.shape[0], law.depth + 1)[:dimensions]
     price = np.random.default_rng(seed).normal(size=shape)
-    wanted = _by_reference(law, first_start, price)["price"]
-    np.testing.assert_allclose(ms.solve(law, first_start=first_start, price=price).price, wanted, atol=1e-11)
+    wanted = _by_reference(law, first_start, price)
+    rounds = ms.solve(law, first_start=first_start, price=price)
+    np.testing.assert_allclose(rounds.price, wanted["price"], atol=1e-11)
+    np.testing.assert_allclose(rounds.price_variance, wanted["price_variance"], atol=1e-10)
+    assert (rounds.price_variance >= 0).all()
 
 
 @given(strategies.laws(), FIRST_STARTS, st.integers(0, 2**32 - 1))
@@ -71,7 +115,9 @@ def test_price_by_occupancy_invariant(law, first_start, seed):
     rounds = ms.solve(law, first_start=first_start, price=price)
     wanted = [np.sum((rounds.occupancy * price)[b:e]) for b, e in zip(law.indptr, law.indptr[1:], strict=False)]
     np.testing.assert_allclose(rounds.price, wanted, atol=1e-11)
-    np.testing.assert_allclose(ms.solve(law, first_start=first_start, price=2).price, 2 * rounds.expected, atol=1e-11)
+    twice = ms.solve(law, first_start=first_start, price=2)
+    np.testing.assert_allclose(twice.price, 2 * rounds.expected, atol=1e-11)
+    np.testing.assert_allclose(twice.price_variance, 4 * rounds.variance, atol=1e-11)
 
 
 @given(strategies.laws(), FIRST_STARTS)
