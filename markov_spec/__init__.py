@@ -3,24 +3,41 @@
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
-from markov_spec.evaluation import Contender, Evaluation, evaluate
+from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, proxies
 from markov_spec.simulation import simulate, simulate_decoding
-from markov_spec.store import Store, add_drafter, open_store, write_store
+from markov_spec.sources import (
+    ImportReport,
+    compare_scores,
+    export_jsonl,
+    export_parquet,
+    first_divergence,
+    import_jsonl,
+)
+from markov_spec.store import Store, StoreWriter, add_drafter, open_store, write_store
 
 __all__ = [
     "Contender",
     "Drafts",
     "Evaluation",
+    "ImportReport",
+    "Proxies",
     "RequestError",
     "Rollouts",
     "RoundDistribution",
     "RoundLaw",
     "Rounds",
     "Store",
+    "StoreWriter",
     "add_drafter",
+    "compare_scores",
     "evaluate",
     "expected_inverse",
+    "export_jsonl",
+    "export_parquet",
+    "first_divergence",
+    "import_jsonl",
     "open_store",
+    "proxies",
     "round_distribution",
     "round_law",
     "simulate",

@@ -36,10 +36,11 @@ def test_json_against_reference(store, capsys):
     assert told["results"] == expected
     assert list(told["results"][0]) == [
         "contender", "drafter", "rule", "draft_length", "exactness", "rollouts", "committed_tokens", "expected_rounds",
-        "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start", "settings", "tested_by_depth",
-        "request_mean", "plug_in_request_mean", "length_weighted_mean", "rollouts_without_rounds", "macro_mean",
-        "drafts_only_length", "untrimmed_length", "proposed_drafts", "draft_acceptance", "repetitive_rollouts",
-        "pooled_length_without_repetitive", "warnings",
+        "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start", "convention", "convention_length",
+        "settings", "tested_by_depth", "request_mean", "plug_in_request_mean", "length_weighted_mean",
+        "rollouts_without_rounds", "macro_mean", "drafts_only_length", "untrimmed_length", "proposed_drafts",
+        "draft_acceptance", "repetitive_rollouts", "pooled_length_without_repetitive", "expected_price",
+        "price_per_token", "warnings",
     ]  # fmt: skip
     assert [row["rule"] for row in told["results"]] == ["rejection", "match"]
 
@@ -168,3 +169,26 @@ def test_record_and_evaluate_against_reference(tmp_path, capsys, request):
     (row,) = json.loads(capsys.readouterr().out)["results"]
     lengths = np.diff(ms.open_store(tmp_path / "s").rollouts().indptr)
     assert row["expected_rounds"] == sum(-(-lengths // 3))
+
+
+def test_rule_with_settings_and_proxies_against_reference(store, capsys):
+    words = [
+        "evaluate",
+        str(store.path),
+        "auto:K=2",
+        "auto:rule=match",
+        "--rule",
+        "independent,m=2",
+        "--format",
+        "json",
+    ]
+    assert main(words) == 0
+    first, second = json.loads(capsys.readouterr().out)["results"]
+    assert (first["rule"], first["settings"], second["rule"]) == ("independent", {"m": 2}, "match")
+    expected = ms.evaluate(store, "auto:K=2,rule=independent,m=2").results()[0]
+    assert first == {**expected, "contender": first["contender"]}
+    assert main(["proxies", str(store.path), "auto:K=2", "--by", "benchmark", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["proxies"]
+    assert told == ms.proxies(store, "auto:K=2").to_frame(by="benchmark").to_dicts()
+    assert main(["proxies", str(store.path)]) == 0
+    assert "uniform_start_length" in capsys.readouterr().out

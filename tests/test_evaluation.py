@@ -8,6 +8,7 @@ import pytest
 
 import markov_spec as ms
 from markov_spec.evaluation import laws
+from markov_spec.latency import Affine
 
 INDPTR = np.array([0, 4, 9, 9, 10])
 N, K = 10, 3
@@ -144,7 +145,7 @@ def test_store_without_rollouts_gives_null_invariant(tmp_path):
         ("block:K=9", "found draft length 9; allowed: at most the recorded 3"),
         ("soft:rule=match", "rule 'match' needs the drafter's rank"),
         ("block:rule=node-recursive", "rule 'node-recursive' needs m; allowed: m=..."),
-        ("block:rule=node-recursive,m=4", "needs part 'multi' of drafter 'block'.*record it by --scalars"),
+        ("block:rule=node-recursive,m=4", "needs 'c_4' in part 'multi' of drafter 'block'.*--scalars"),
         ("block:rule=node-recursive,m=0", "found m=0; allowed: an integer >= 1"),
         (
             "block:rule=block,m=4",
@@ -191,3 +192,17 @@ def test_unknown_grouping_is_refused_invariant(store):
 def test_contender_text_round_trip_invariant():
     for text in ("block", "block:K=7", "block:K=7,rule=match", "block:rule=none"):
         assert str(ms.Contender.parse(text)) == text
+
+
+def test_ranges_of_a_store_change_nothing_invariant(store, monkeypatch):
+    price = Affine(1.0, per_draft=0.1, per_context=0.01)
+    words = {"price": price, "convention": "dflash"}
+    for contender in ("auto:K=3", "block:rule=block", "lookup"):
+        whole = ms.evaluate(store, contender, **words)
+        seen = ms.proxies(store, contender).to_frame()
+        monkeypatch.setattr(laws, "CHUNK_BYTES", 8 * 3 * 4)
+        parts = ms.evaluate(store, contender, **words)
+        assert parts.results(by="benchmark") == whole.results(by="benchmark")
+        assert parts.to_frame().equals(whole.to_frame())
+        assert ms.proxies(store, contender).to_frame().equals(seen)
+        monkeypatch.undo()

@@ -7,18 +7,27 @@ from pathlib import Path
 import numpy as np
 
 from markov_spec.acceptance import RULES
-from markov_spec.arrays import Array
-from markov_spec.chain import solve
+from markov_spec.arrays import RequestError
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender
-from markov_spec.evaluation.laws import plan
+from markov_spec.evaluation.laws import plan, plans
+from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
-from markov_spec.evaluation.workload import repeated_share
+from markov_spec.evaluation.solving import rollout_counts, solve_range
+from markov_spec.latency import Price
+from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
 
-__all__ = ["RULE_SETTINGS", "Contender", "Evaluation", "evaluate", "plan"]
+__all__ = ["RULE_SETTINGS", "Contender", "Evaluation", "Proxies", "evaluate", "plan", "proxies", "proxies_frame"]
 
 
-def evaluate(store: Store | str | Path, contender: Contender | str, *, first_start: int = 0) -> Evaluation:
+def evaluate(
+    store: Store | str | Path,
+    contender: Contender | str,
+    *,
+    first_start: int | None = None,
+    convention: str | None = None,
+    price: Price | None = None,
+) -> Evaluation:
     """Compute the exact expected decoding rounds of a contender on every rollout of a store.
 
     Parameters
@@ -26,8 +35,13 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
     store : Store or path
     contender : Contender or str
         A drafter's name, ``"block:K=7"``, ``"quant5:K=4,rule=block"``, or a `Contender`.
-    first_start : int
-        0: the first token is drafted too; 1: the prefill emits it.
+    first_start : int, optional
+        0: the first token is drafted too; 1: the prefill emits it. By default that of the convention, or 0.
+    convention : {"edr", "deepspec", "vllm", "sglang", "specforge", "dflash", "ddtree", "speculators"}, optional
+        Give the acceptance length as this engine or script counts it: ``metrics.CONVENTIONS`` tells how. An interval
+        where it depends on what an engine accepts past the end of the record.
+    price : Price, optional
+        Price of a round, such as ``latency.Affine``: gives the expected price of a rollout and its variance.
 
     Returns
     -------
@@ -36,13 +50,15 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
     Raises
     ------
     RequestError
-        If the store has no such drafter, or its record is shorter than the draft length.
+        If the store has no such drafter, its record is shorter than the draft length or lacks what the rule needs,
+        there is no such convention, or it has another first start.
     ValueError
-        If the store is damaged.
+        If the store is damaged, or its log-probabilities are not those that tokens were drawn with.
 
     Notes
     -----
-    ``O(N K)``; laws are made for chunks of rollouts of at most 64 MB.
+    ``O(N K)`` time. The store is read range by range, some 64 MB of drafts at a time, so memory grows with the number
+    of rollouts and not with their tokens.
 
     Examples
     --------
@@ -56,33 +72,43 @@ def evaluate(store: Store | str | Path, contender: Contender | str, *, first_sta
     1 rollout))
     """
     store = store if isinstance(store, Store) else open_store(store)
-    chosen = plan(store, contender)
-    rollouts, depth = chosen.rollouts, chosen.draft_length
-    solved = [solve(chosen.law(first, last), first_start=first_start, inverse=True) for first, last in chosen.chunks()]
-
-    def stack(name: str, width: int | None = None) -> Array:
-        parts = [getattr(rounds, name) for rounds in solved]
-        if width is not None:  # a chunk whose starts all draft less has fewer depths
-            parts = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-        return np.concatenate(parts)
-
+    start = _first_start(first_start, convention)
+    ranges = []
+    for chosen in plans(store, contender):
+        ranges.append(solve_range(chosen, first_start=start, convention=convention, price=price))
+    solved = {name: np.concatenate([part[name] for part in ranges]) for name in ranges[0]}
     return Evaluation(
         contender=str(chosen.contender),
         drafter=chosen.contender.drafter,
         rule=chosen.rule,
         settings=chosen.settings,
-        draft_length=depth,
+        draft_length=chosen.draft_length,
         exactness=RULES[chosen.rule].exactness,
-        first_start=first_start,
-        ids=tuple(rollouts.ids),
-        prompt_ids=tuple(rollouts.prompt_ids),
-        benchmarks=tuple(rollouts.benchmarks),
-        committed=stack("committed"),
-        rounds=stack("expected"),
-        variance=stack("variance"),
-        inverse=stack("expected_inverse"),
-        drafted=stack("drafted"),
-        accepted_histogram=stack("accepted_histogram", depth + 1),
-        tested=stack("tested", depth),
-        repeated=repeated_share(rollouts.tokens, rollouts.indptr),
+        first_start=start,
+        ids=tuple(solved["ids"].tolist()),
+        prompt_ids=tuple(solved["prompt_ids"].tolist()),
+        benchmarks=tuple(solved["benchmarks"].tolist()),
+        committed=solved["committed"],
+        rounds=solved["expected"],
+        variance=solved["variance"],
+        inverse=solved["expected_inverse"],
+        drafted=solved["drafted"],
+        accepted_histogram=solved["accepted_histogram"],
+        tested=solved["tested"],
+        repeated=solved["repeated"],
+        price=solved.get("price"),
+        price_variance=solved.get("price_variance"),
+        convention=convention,
+        counts=None if convention is None else rollout_counts(solved, start),
     )
+
+
+def _first_start(first_start: int | None, convention: str | None) -> int:
+    if convention is None:
+        return 0 if first_start is None else first_start
+    if convention not in CONVENTIONS:
+        raise RequestError(f"convention: found {convention!r}; allowed: {', '.join(CONVENTIONS)}")
+    wanted = CONVENTIONS[convention].first_start
+    if first_start not in (None, wanted):
+        raise RequestError(f"first_start: found {first_start} with convention {convention!r}; allowed: {wanted}")
+    return wanted

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from markov_spec.acceptance import RULES
+from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import RequestError
 
 LONGEST_DRAFT = 1024
@@ -19,6 +20,7 @@ RULE_SETTINGS: dict[str, dict[str, Setting | None]] = {
     "node-recursive": {"m": None},
     "node-k-seq": {"m": None},
     "recorded": {"of": None},
+    **{name: dict(entry.thresholds) for name, entry in LOSSY.items()},
 }
 FORMS = "NAME, or NAME:K=7,rule=block"
 

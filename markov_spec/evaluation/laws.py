@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from markov_spec.acceptance import RULES, round_law
+from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, Setting
 from markov_spec.store import Store
@@ -24,6 +25,8 @@ class Plan:
 
     Parameters
     ----------
+    store : Store
+        What it is of: the store itself or a range of its rollouts.
     contender : Contender
     rollouts : Rollouts
     drafts : Drafts
@@ -36,6 +39,7 @@ class Plan:
         What the rule reads beside ``log_p``, ``log_q`` and ``rank``, ``(N, K)`` or ``(N,)``.
     """
 
+    store: Store
     contender: Contender
     rollouts: Rollouts
     drafts: Drafts
@@ -82,7 +86,36 @@ class Plan:
         if self.rule == "recorded":
             with np.errstate(divide="ignore"):
                 return {"log_accept": np.log(columns["accept"])}
+        if self.rule in LOSSY:
+            lossy = LOSSY[self.rule]
+            return {"hit": lossy.function(*(columns[name] for name in lossy.reads), offsets, **self.settings)}
         return {}
+
+
+def plans(store: Store, contender: Contender | str) -> Iterator[Plan]:
+    """Plan a contender range by range of rollouts, so that memory does not grow with the store.
+
+    Parameters
+    ----------
+    store : Store
+    contender : Contender or str
+
+    Yields
+    ------
+    Plan
+        Of ranges whose drafts take some 64 MB, or of one rollout; one of no rollouts where there are none.
+
+    Raises
+    ------
+    RequestError, ValueError
+        As `plan`.
+    """
+    chosen = _chosen(store, contender)
+    depth = store.facts()["drafters"][chosen.drafter]["depth"] or 1
+    if len(store) == 0:
+        yield plan(store, chosen)
+    for batch in store.batches(max(1, CHUNK_BYTES // (8 * depth))):
+        yield plan(batch, chosen)
 
 
 def plan(store: Store, contender: Contender | str) -> Plan:
@@ -104,19 +137,24 @@ def plan(store: Store, contender: Contender | str) -> Plan:
     ValueError
         If the store is damaged, or its log-probabilities are not those that tokens were drawn with.
     """
-    if not isinstance(contender, str | Contender):
-        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
-    chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
-    if chosen.drafter not in store.drafters:
-        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
-        raise RequestError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
+    chosen = _chosen(store, contender)
     drafts = store.drafter(chosen.drafter)
     rule = _rule(chosen, drafts)
     if "log_p" in RULES[rule].needs:
         _check_space(store)
     settings = _settings(chosen, rule)
     columns = _columns(store, chosen, rule, settings)
-    return Plan(chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
+    return Plan(store, chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
+
+
+def _chosen(store: Store, contender: Contender | str) -> Contender:
+    if not isinstance(contender, str | Contender):
+        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
+    chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
+    if chosen.drafter not in store.drafters:
+        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
+        raise RequestError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")
+    return chosen
 
 
 def _rule(contender: Contender, drafts: Drafts) -> str:
@@ -170,17 +208,25 @@ def _columns(store: Store, contender: Contender, rule: str, settings: Mapping[st
         return {"scale": _column(store, contender, "multi", f"{SCALES[rule]}_{settings['m']}")}
     if rule == "recorded":
         return {"accept": _column(store, contender, "multi", str(settings["of"]))}
+    if rule in LOSSY:
+        target = {"entropy", "top_log_p", "second_log_p"}
+        return {
+            name: _column(store, contender, "divergence" if name in target else "relaxed", name, target=name in target)
+            for name in LOSSY[rule].reads
+        }
     return {}
 
 
-def _column(store: Store, contender: Contender, part: str, name: str) -> Array:
-    name, drafter = str(name), contender.drafter
-    if part not in store.drafter_parts(drafter):
-        raise RequestError(
-            f"contender {contender}: needs part {part!r} of drafter {drafter!r}, which was not recorded; "
-            "record it by --scalars"
-        )
-    columns = store.drafter_part(drafter, part)
+def _column(store: Store, contender: Contender, part: str, name: str, *, target: bool = False) -> Array:
+    parts = store.parts if target else store.drafter_parts(contender.drafter)
+    columns: Mapping[str, Array] = {}
+    if part in parts:
+        columns = store.part(part) if target else store.drafter_part(contender.drafter, part)
     if name not in columns:
-        raise RequestError(f"contender {contender}: found no recorded {name!r}; recorded are: {', '.join(columns)}")
+        found = f"; found: {', '.join(columns)}" if columns else ""
+        owner = "the target" if target else f"drafter {contender.drafter!r}"
+        raise RequestError(
+            f"contender {contender}: needs {name!r} in part {part!r} of {owner}, which was not recorded{found}; "
+            "markov-spec record --scalars records it"
+        )
     return columns[name]

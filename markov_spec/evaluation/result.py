@@ -14,7 +14,10 @@ from markov_spec.arrays import Array, Exactness, RequestError
 from markov_spec.evaluation.contender import Setting
 from markov_spec.evaluation.workload import REPETITIVE, workload_warnings
 from markov_spec.metrics import (
+    Interval,
+    RolloutCounts,
     conditional_rates,
+    convention_length,
     draft_acceptance,
     drafts_only_length,
     left_out,
@@ -61,6 +64,12 @@ class Evaluation:
         Expected rounds that test depth ``k``.
     repeated : ndarray, (R,)
         Share of the rollout's 4-grams that occurred in it before.
+    price, price_variance : ndarray, (R,), or None
+        Expected price of the rounds and its variance given the rollout; None if no price was given.
+    convention : str or None
+        Whose acceptance length `length` is.
+    counts : RolloutCounts or None
+        What the convention counts; None without one.
     """
 
     contender: str
@@ -81,6 +90,10 @@ class Evaluation:
     accepted_histogram: Array
     tested: Array
     repeated: Array
+    price: Array | None = None
+    price_variance: Array | None = None
+    convention: str | None = None
+    counts: RolloutCounts | None = None
 
     @property
     def repetitive(self) -> Array:
@@ -91,6 +104,21 @@ class Evaluation:
     def pooled_length(self) -> float | None:
         """Committed tokens per round over all rollouts, the target's own token included."""
         return pooled_length(self.committed, self.rounds)
+
+    @property
+    def length(self) -> float | tuple[float, float] | None:
+        """Acceptance length of the convention, an interval if the record leaves it open; else the pooled length."""
+        if self.convention is None:
+            return self.pooled_length
+        interval = self._interval(np.ones(len(self.ids), dtype=bool))
+        if interval.low is None or interval.high is None:
+            return None
+        return interval.low if interval.low == interval.high else (interval.low, interval.high)
+
+    def _interval(self, chosen: Array) -> Interval:
+        if self.convention is None or self.counts is None:
+            raise ValueError("convention: found None; allowed: an evaluation under a convention")
+        return convention_length(self.convention, self.counts, chosen)
 
     def to_frame(self) -> pl.DataFrame:
         """Give one row per rollout.
@@ -144,12 +172,14 @@ class Evaluation:
         tokens, rounds, inverse = self.committed[chosen], self.rounds[chosen], self.inverse[chosen]
         histograms = self.accepted_histogram[chosen]
         histogram, tested = histograms.sum(0), self.tested[chosen].sum(0)
+        interval = None if self.convention is None else self._interval(chosen)
+        exactness = interval.exactness if interval is not None and self.exactness == "exact" else self.exactness
         return {
             "contender": self.contender,
             "drafter": self.drafter,
             "rule": self.rule,
             "draft_length": self.draft_length,
-            "exactness": self.exactness,
+            "exactness": exactness,
             **group,
             "rollouts": len(tokens),
             "committed_tokens": int(tokens.sum()),
@@ -161,6 +191,8 @@ class Evaluation:
             },
             "accepted_histogram": histogram.tolist(),
             "first_start": self.first_start,
+            "convention": self.convention,
+            "convention_length": None if interval is None else [interval.low, interval.high],
             "settings": dict(self.settings),
             "tested_by_depth": tested.tolist(),
             "request_mean": request_mean(tokens, inverse),
@@ -178,10 +210,17 @@ class Evaluation:
             "pooled_length_without_repetitive": pooled_length(
                 self.committed[chosen & ~self.repetitive], self.rounds[chosen & ~self.repetitive]
             ),
+            **self._priced(chosen),
             "warnings": workload_warnings(
                 tokens, rounds, [p for p, c in zip(self.prompt_ids, chosen, strict=True) if c], self.repetitive[chosen]
             ),
         }
+
+    def _priced(self, chosen: Array) -> dict[str, float | None]:
+        if self.price is None:
+            return {"expected_price": None, "price_per_token": None}
+        total, tokens = math.fsum(self.price[chosen]), float(self.committed[chosen].sum())
+        return {"expected_price": total, "price_per_token": total / tokens if tokens else None}
 
     def _pooled(self, chosen: Array, groups: tuple[str, ...]) -> dict[str, float | None]:
         names = np.array(groups, dtype=object)
@@ -205,8 +244,9 @@ class Evaluation:
             rates, settings = result.pop("acceptance_by_depth"), result.pop("settings")
             rows.append({**result, "settings": ",".join(f"{k}={v}" for k, v in settings.items()), **rates})
         kinds: dict[str, Any] = {name: pl.Float64 for row in rows for name, value in row.items() if value is None}
-        lists = ("unconditional", "conditional", "accepted_histogram", "tested_by_depth")
-        kinds |= {name: pl.List(pl.Float64) for name in lists} | {"warnings": pl.List(pl.String)}
+        lists = ("unconditional", "conditional", "accepted_histogram", "tested_by_depth", "convention_length")
+        kinds |= {name: pl.List(pl.Float64) for name in lists}
+        kinds |= {"warnings": pl.List(pl.String), "convention": pl.String}
         return pl.DataFrame(rows, schema_overrides=kinds)
 
     def __repr__(self) -> str:

@@ -43,6 +43,7 @@ from markov_spec.metrics.logs import (
     merge_replays,
     rounds_of,
 )
+from markov_spec.metrics.proxies import eal, iid_length, marginal_length, start_lengths, tau, uniform_start_length
 from markov_spec.metrics.rates import (
     conditional_rates,
     draft_acceptance,
@@ -67,6 +68,8 @@ __all__ = [
     "delivered_tokens",
     "draft_acceptance",
     "drafts_only_length",
+    "eal",
+    "iid_length",
     "infinite_horizon_length",
     "largest_share",
     "least_variance_rates",
@@ -74,6 +77,7 @@ __all__ = [
     "left_out",
     "length_weighted_mean",
     "macro_mean",
+    "marginal_length",
     "mean_rate",
     "merge_replays",
     "overshoot",
@@ -82,7 +86,10 @@ __all__ = [
     "prefix_rates",
     "request_mean",
     "rounds_of",
+    "start_lengths",
     "surprise_z",
+    "tau",
     "unconditional_rates",
+    "uniform_start_length",
     "untrimmed_length",
 ]

@@ -102,7 +102,8 @@ class RolloutCounts:
     @property
     def committed(self) -> Array:
         """Tokens that the rounds commit, float64 (R,)."""
-        return np.maximum(self.tokens - self.first_start, 0.0)
+        left: Array = np.maximum(self.tokens - self.first_start, 0.0)
+        return left
 
     def _settle(self, name: str, where: Any = True) -> None:
         value = getattr(self, name)
@@ -113,8 +114,9 @@ class RolloutCounts:
         object.__setattr__(self, name, values)
 
     def _shaped(self, name: str, values: Array) -> Array:
-        if values.ndim != 1 or len(values) != len(self.tokens):
-            raise ValueError(f"{name}: found shape {values.shape}; allowed: ({len(self.tokens)},), one per rollout")
+        count = np.size(self.tokens)
+        if values.shape != (count,):
+            raise ValueError(f"{name}: found shape {values.shape}; allowed: ({count},), one entry for each rollout")
         return values
 
     @staticmethod
@@ -218,44 +220,96 @@ def _committed_drafts(counts: RolloutCounts) -> Terms:
 
 _SURPLUS = ("surplus_least", "surplus_most")
 _RATIOS = ("ratio_low", "ratio_high")
-# fmt: off
 _ENTRIES = (
     Convention(
-        "edr", "AngelSpec-EDR, mean acceptance length of its offline evaluator", 0, "rounds",
-        "drafted", "cut at the end", "counted", (), _all_tokens,
+        name="edr",
+        engine="AngelSpec-EDR, mean acceptance length of its offline evaluator",
+        first_start=0,
+        pooling="rounds",
+        first_token="drafted",
+        last_round="cut at the end",
+        bonus="counted",
+        needs=(),
+        terms=_all_tokens,
     ),
     Convention(
-        "deepspec", "DeepSpec, accept_len of deepspec/eval/base_evaluator.py", 1, "rounds",
-        "not counted", "cut at a stop token, not at the length cap", "counted, but not after a stop token",
-        ("finish", *_SURPLUS), _cut_at_stop,
+        name="deepspec",
+        engine="DeepSpec, accept_len of deepspec/eval/base_evaluator.py",
+        first_start=1,
+        pooling="rounds",
+        first_token="from the prefill, not counted",
+        last_round="cut at a stop token, not at the length cap",
+        bonus="counted, but not after a stop token",
+        needs=("finish", *_SURPLUS),
+        terms=_cut_at_stop,
     ),
     Convention(
-        "vllm", "vLLM, mean acceptance length of vllm/v1/spec_decode/metrics.py, rounds without a draft left out", 1,
-        "rounds", "not counted", "not cut", "counted", ("drafted_rounds", *_SURPLUS), _drafted_rounds,
+        name="vllm",
+        engine="vLLM, mean acceptance length of vllm/v1/spec_decode/metrics.py, rounds without a draft left out",
+        first_start=1,
+        pooling="rounds",
+        first_token="from the prefill, not counted",
+        last_round="not cut",
+        bonus="counted",
+        needs=("drafted_rounds", *_SURPLUS),
+        terms=_drafted_rounds,
     ),
     Convention(
-        "sglang", "SGLang, completion_tokens / spec_verify_ct, and SpecForge's bench_eagle3.py", 1, "rounds",
-        "counted", "cut at the end", "counted", (), _all_tokens,
+        name="sglang",
+        engine="SGLang, completion_tokens / spec_verify_ct, summed over requests as bench_eagle3.py of SpecForge does",
+        first_start=1,
+        pooling="rounds",
+        first_token="from the prefill, counted",
+        last_round="cut at the end",
+        bonus="counted",
+        needs=(),
+        terms=_all_tokens,
     ),
     Convention(
-        "specforge", "SpecForge, average_acceptance_length of specforge benchmark", 1, "requests",
-        "counted", "cut at the end", "counted", ("inverse",), _completions,
+        name="specforge",
+        engine="SpecForge, average_acceptance_length of specforge/benchmarks/sglang.py",
+        first_start=1,
+        pooling="requests",
+        first_token="from the prefill, counted",
+        last_round="cut at the end",
+        bonus="counted",
+        needs=("inverse",),
+        terms=_completions,
     ),
     Convention(
-        "dflash", "DFlash, average acceptance length of its benchmark before version 2, which cuts the last round", 1,
-        "requests", "not counted", "not cut", "counted", _RATIOS, _request_means,
+        name="dflash",
+        engine="DFlash, average acceptance length of its benchmark as published (later versions cut the last round)",
+        first_start=1,
+        pooling="requests",
+        first_token="from the prefill, not counted",
+        last_round="not cut",
+        bonus="counted",
+        needs=_RATIOS,
+        terms=_request_means,
     ),
     Convention(
-        "ddtree", "DDTree, tau of make_latex_table.py", 1, "requests",
-        "not counted", "not cut", "counted", _RATIOS, _request_means,
+        name="ddtree",
+        engine="DDTree, tau of make_latex_table.py",
+        first_start=1,
+        pooling="requests",
+        first_token="from the prefill, not counted",
+        last_round="not cut",
+        bonus="counted",
+        needs=_RATIOS,
+        terms=_request_means,
     ),
     Convention(
-        "speculators", "vLLM speculators, drafts alone as its training metric EAL counts; its evaluate script prints "
-        "vLLM's figure", 1, "rounds", "not counted", "cut at the end, whose token is the target's own", "left out",
-        (), _committed_drafts,
+        name="speculators",
+        engine="speculators, drafts alone as its training metric EAL counts (evaluate.py prints vLLM's figure)",
+        first_start=1,
+        pooling="rounds",
+        first_token="from the prefill, not counted",
+        last_round="cut at the end",
+        bonus="left out, the end token as one",
+        needs=(),
+        terms=_committed_drafts,
     ),
 )
-# fmt: on
 CONVENTIONS: dict[str, Convention] = {entry.name: entry for entry in _ENTRIES}
 
 

@@ -1,5 +1,12 @@
 """Results for people and for other programs: tables, JSON and CSV. Reads results only."""
 
-from markov_spec.report.tables import evaluation_csv, evaluation_json, evaluation_table, facts_table, findings_table
+from markov_spec.report.tables import (
+    evaluation_csv,
+    evaluation_json,
+    evaluation_table,
+    facts_table,
+    findings_table,
+    proxies_table,
+)
 
-__all__ = ["evaluation_csv", "evaluation_json", "evaluation_table", "facts_table", "findings_table"]
+__all__ = ["evaluation_csv", "evaluation_json", "evaluation_table", "facts_table", "findings_table", "proxies_table"]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from markov_spec.evaluation import Evaluation
+from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Finding
 
 By = Literal["benchmark"] | None
@@ -52,7 +53,11 @@ def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
     if not results:
         return ""
     frame = pl.concat([result.summary(by=by) for result in results])
-    frame = frame.with_columns(pl.col("warnings").list.join("; "))
+    frame = frame.with_columns(
+        pl.col("warnings").list.join("; "),
+        pl.col("convention_length").list.get(0, null_on_oob=True).alias("convention_low"),
+        pl.col("convention_length").list.get(1, null_on_oob=True).alias("convention_high"),
+    ).drop("convention_length")
     for name in [name for name, kind in frame.schema.items() if kind == pl.List]:
         first = int(name != "accepted_histogram")
         width = max(frame[name].list.len().to_list(), default=0)
@@ -75,20 +80,21 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     rich.console.Group
     """
     table = _table("contender", *(["benchmark"] if by else []), "rule")
-    for title in ("K", "tokens", "expected rounds", "pooled length"):
+    convention = results[0].convention if results else None
+    length = "pooled length" if convention is None else f"{convention} length"
+    for title in ("K", "tokens", "expected rounds", length):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("acceptance at depth 1, 2, ...", min_width=20)
     for result in results:
         for row in result.results(by=by):
-            length = row["pooled_length"]
             table.add_row(
                 escape(row["contender"]),
                 *([escape(row["benchmark"])] if by else []),
-                row["rule"],
+                _rule(row),
                 str(row["draft_length"]),
                 str(row["committed_tokens"]),
                 f"{row['expected_rounds']:.2f}",
-                "-" if length is None else f"{length:.4f}",
+                _length(row),
                 " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
             )
     warned: dict[str, None] = {}  # what all contenders share is told once
@@ -99,6 +105,47 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     return Group(table, Text(_footnote(store, results), style="dim"), *lines)
 
 
+def proxies_table(frame: pl.DataFrame) -> Table:
+    """Lay proxies out beside the exact figures, a row for each contender and proxy.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+        As from ``proxies_frame``.
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    grouped = "benchmark" in frame.columns
+    table = _table("contender", *(["benchmark"] if grouped else []), "proxy", "bonus")
+    for title in ("value", "exact", "error"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold", min_width=20)
+    for row in frame.to_dicts():
+        table.add_row(
+            escape(row["contender"]),
+            *([escape(row["benchmark"])] if grouped else []),
+            row["proxy"],
+            "yes" if row["bonus"] else "no",
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("value", "exact")),
+            "-" if row["error"] is None else f"{row['error']:+.1%}",
+            escape(row["note"] or ""),
+        )
+    return table
+
+
+def _rule(row: Mapping[str, Any]) -> str:
+    return " ".join([row["rule"], *(f"{name}={value}" for name, value in row["settings"].items())])
+
+
+def _length(row: Mapping[str, Any]) -> str:
+    low, high = row["convention_length"] or [row["pooled_length"]] * 2
+    if low is None:
+        return "-"
+    return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
+
+
 def _rate(rate: float | None) -> str:
     return " - " if rate is None else f"{rate:.2f}".removeprefix("0")
 
@@ -107,11 +154,17 @@ def _footnote(store: Path, results: Sequence[Evaluation]) -> str:
     if not results:
         return f"{store} holds no drafter."
     count = len(results[0].ids)
-    labels = ", ".join(sorted({result.exactness for result in results}))
+    labels = ", ".join(sorted({row["exactness"] for result in results for row in result.results()}))
     first = "the first token is drafted too" if results[0].first_start == 0 else "the prefill emits the first token"
+    convention = results[0].convention
+    length = "Pooled length: tokens per expected round, the target's own included."
+    if convention is not None:
+        length = f"{convention} length: as counted by {CONVENTIONS[convention].summary}"
+        if any(result.exactness == "exact" and isinstance(result.length, tuple) for result in results):
+            length += " An interval where the figure depends on what is accepted past the end, which no record holds."
     return (
-        f"{labels}; {count} rollout{'s' * (count != 1)}; {first}. Pooled length: tokens per expected round, the "
-        "target's own included. Acceptance: of the rounds that tested a depth, the share that accepted it."
+        f"{labels}; {count} rollout{'s' * (count != 1)}; {first}. {length} "
+        "Acceptance: of the rounds that tested a depth, the share that accepted it."
     )
 
 

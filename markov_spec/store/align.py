@@ -8,6 +8,8 @@ import numpy as np
 
 from markov_spec.arrays import Array, Drafts
 
+# A list of lengths that still grows, or one that is whole.
+Lengths = Sequence[int] | Array
 _SHOWN = 5
 
 
@@ -16,7 +18,7 @@ def _names(ids: Sequence[str]) -> str:
     return ", ".join(repr(i) for i in ids[:_SHOWN]) + more
 
 
-def _check_same_ids(found: Sequence[str], wanted: Sequence[str], who: str) -> None:
+def _check_same_ids(found: Sequence[str], wanted: Sequence[str], who: str, others: str) -> None:
     have, want = set(found), set(wanted)
     if len(have) < len(found):
         seen: set[str] = set()
@@ -25,12 +27,47 @@ def _check_same_ids(found: Sequence[str], wanted: Sequence[str], who: str) -> No
     missing, extra = [i for i in wanted if i not in have], [i for i in found if i not in want]
     if missing or extra:
         parts = [f"missing rollouts: {_names(missing)}"] * bool(missing)
-        parts += [f"rollouts that the store lacks: {_names(extra)}"] * bool(extra)
+        parts += [f"rollouts that {others}: {_names(extra)}"] * bool(extra)
         raise ValueError(f"{who}: {'; '.join(parts)}")
 
 
-def source_starts(drafts: Drafts, ids: Sequence[str], indptr: Array) -> Array | None:
-    """First source row of each of the store's rollouts; None where the order is the store's own.
+def check_complete(missing: Sequence[str], who: str) -> None:
+    """Refuse a drafter whose batches ended before the rollouts did."""
+    if missing:
+        raise ValueError(f"{who}: missing rollouts: {_names(missing)}")
+
+
+def count_rollouts(drafts: Drafts, lengths: Lengths, first: int) -> int:
+    """Give the number of rollouts that a batch holds, the first one ``first``; without ids their ``lengths`` decide.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer, or the batch ends within one.
+    """
+    who, rows, left = f"drafter {drafts.name!r}", drafts.log_q.shape[0], len(lengths) - first
+    if drafts.ids is not None:
+        count = len(drafts.ids)
+    elif drafts.indptr is not None:
+        count = len(drafts.indptr) - 1
+    else:
+        ends = np.cumsum(lengths[first:], dtype=np.int64)
+        count = int(np.searchsorted(ends, rows, side="right"))
+        found = int(ends[count - 1]) if count else 0
+        if found != rows:
+            more = f" or {ends[count]}" if count < left else ""
+            raise ValueError(f"{who}: found {rows} positions; allowed: {found}{more}, where the store's rollouts end")
+    if count > left:
+        raise ValueError(
+            f"{who}: found drafts of {count} rollouts; allowed: {left}, those that have none of this drafter yet"
+        )
+    return count
+
+
+def source_order(drafts: Drafts, ids: Sequence[str], indptr: Array, others: str) -> Array | None:
+    """Number in the source of each of some of the store's rollouts; None where the order is the store's own.
+
+    ``others`` says what rollouts are that are not among them.
 
     Raises
     ------
@@ -39,26 +76,26 @@ def source_starts(drafts: Drafts, ids: Sequence[str], indptr: Array) -> Array | 
     """
     who = f"drafter {drafts.name!r}"
     rows, lengths = drafts.log_q.shape[0], np.diff(indptr)
-    order = ids if drafts.ids is None else drafts.ids
-    _check_same_ids(order, ids, who)
+    given = ids if drafts.ids is None else drafts.ids
+    _check_same_ids(given, ids, who, others)
     place = {name: i for i, name in enumerate(ids)}
-    into = np.array([place[name] for name in order], dtype=np.int64)
+    into = np.array([place[name] for name in given], dtype=np.int64)
     if drafts.indptr is None:
         found = lengths[into]
     else:
         found = np.diff(np.asarray(drafts.indptr))
-        if found.size != len(order):
-            raise ValueError(f"{who}: indptr: found {found.size} rollouts; allowed: {len(order)}")
+        if found.size != len(given):
+            raise ValueError(f"{who}: indptr: found {found.size} rollouts; allowed: {len(given)}")
         wrong = np.flatnonzero(found != lengths[into])
         if wrong.size:
             i = int(wrong[0])
             raise ValueError(
-                f"{who}: rollout {order[i]!r}: found {found[i]} positions; allowed: {lengths[into[i]]}, as in the store"
+                f"{who}: rollout {given[i]!r}: found {found[i]} positions; allowed: {lengths[into[i]]}, as in the store"
             )
     if found.sum() != rows:
         raise ValueError(f"{who}: found {rows} positions; allowed: {found.sum()}, as in the store")
     if (into == np.arange(into.size)).all():
         return None
-    starts = np.empty(into.size, dtype=np.int64)
-    starts[into] = np.cumsum(found) - found
-    return starts
+    order = np.empty(into.size, dtype=np.int64)
+    order[into] = np.arange(into.size)
+    return order

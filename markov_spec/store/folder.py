@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from markov_spec.arrays import Array
-from markov_spec.store.files import file_hash, list_values, opened, row_groups, value_counts
+from markov_spec.store.files import file_hash, list_values, opened, pieces, value_counts
 from markov_spec.store.manifest import MANIFEST, Manifest, replaced
 from markov_spec.store.schema import FIXED_SCHEMAS, Part, find_part, part_schema
-from markov_spec.store.values import trailing_sizes
+from markov_spec.store.values import PARTIAL_PARTS, trailing_sizes
 
-# Parts up to this size are hashed when first read; larger ones only on demand.
+# Files up to this size are hashed when first read; larger ones only on demand.
 HASHED_BYTES = 256_000_000
+# The same where only some rollouts are read: hashing more would cost more than reading them.
+RANGE_HASHED_BYTES = 4_000_000
 
 
 class ReplacedError(ValueError):
@@ -46,14 +49,18 @@ class Folder:
         self.owner = owner
         self.target = target
         self._hashed: set[Path] = set()
+        self._places: dict[str, dict[str, int]] = {}
         self._check_sizes()
 
     def _check_sizes(self) -> None:
         rows = (self.target or self).manifest["positions"]
         for name in self.names:
+            sizes, where = self.sizes(name), f"{self.root / MANIFEST}: {self.owner}"
+            if self.partial(name) and name not in PARTIAL_PARTS:
+                allowed = ", ".join(sorted(PARTIAL_PARTS))
+                raise ValueError(f"{where}: part {name!r}: found covers; allowed: in {allowed} only")
             if self.target is None and name in FIXED_SCHEMAS:
                 continue
-            sizes, where = self.sizes(name), f"{self.root / MANIFEST}: {self.owner}"
             part = find_part(self.parts, name, list(sizes), where)
             shapes = {column: (rows, *trailing) for column, trailing in sizes.items()}
             trailing_sizes(part, shapes, rows, self.manifest.get("depth"), f"{where}: {name}")
@@ -124,84 +131,142 @@ class Folder:
     def check_hashes(self, name: str, limit: float = float("inf")) -> None:
         """Compare the SHA-256 of a part's files up to ``limit`` bytes with the manifest, once."""
         with self.reading():
-            self._check_hashes(name, limit)
+            for path, entry in self.files(name):
+                if path in self._hashed or entry["bytes"] > limit:
+                    continue
+                self._check_there(path, name)
+                found = file_hash(path)
+                if found != entry["sha256"]:
+                    raise ValueError(f"{path}: found SHA-256 {found}; allowed: {entry['sha256']}: the file is damaged")
+                self._hashed.add(path)
 
-    def _check_hashes(self, name: str, limit: float) -> None:
-        for path, entry in self.files(name):
-            if path in self._hashed or entry["bytes"] > limit:
-                continue
-            self._check_there(path, name)
-            found = file_hash(path)
-            if found != entry["sha256"]:
-                raise ValueError(f"{path}: found SHA-256 {found}; allowed: {entry['sha256']}: the file is damaged")
-            self._hashed.add(path)
+    def check_before_reading(self, name: str, *, whole: bool) -> None:
+        """Compare the SHA-256 of files that are small enough, by whether all rollouts are to be read or some."""
+        self.check_hashes(name, HASHED_BYTES if whole else RANGE_HASHED_BYTES)
 
     def _check_there(self, path: Path, name: str) -> None:
         if not os.path.isfile(path):
             raise ValueError(f"{path}: missing; the manifest lists it in part {name!r} of the {self.owner}")
 
-    def tables(self, name: str, columns: Sequence[str]) -> Any:
-        """Row groups of a part as one Arrow table."""
-        schema = pa.schema([self.schema(name).field(column) for column in columns])
-        with self.reading():
-            self._check_hashes(name, HASHED_BYTES)
-            groups = [group for path, _ in self.files(name) for group in row_groups(path, columns)]
-            return pa.concat_tables([schema.empty_table(), *groups])
+    def rows(self, name: str) -> int:
+        """Rollouts of a part, by the manifest, which agrees with the footers."""
+        return sum(int(entry["rows"]) for _, entry in self.files(name))
 
-    def chunks(self, name: str, ids: Sequence[str], indptr: Array) -> Iterator[tuple[int, int, dict[str, Array]]]:
-        """First rollout, last rollout + 1 and columns of each row group of a part.
+    def partial(self, name: str) -> bool:
+        """Whether a part may lack rollouts."""
+        return "covers" in self.manifest["parts"][name]
+
+    def pieces(self, name: str, columns: Sequence[str], first: int = 0, last: int | None = None) -> Iterator[Any]:
+        """Rows ``first..last-1`` of a part in small Arrow tables; row groups without them are not read."""
+        with self.reading():
+            for _, _, piece in self._pieces(name, columns, first, self.rows(name) if last is None else last):
+                yield piece
+
+    def _pieces(self, name: str, columns: Sequence[str], first: int, last: int) -> Iterator[tuple[Path, int, Any]]:
+        for path, low, high, row in self._spans(name, first, last):
+            for piece in pieces(path, columns, low, high):
+                yield path, row, piece
+                row += piece.num_rows
+
+    def _spans(self, name: str, first: int, last: int) -> Iterator[tuple[Path, int, int, int]]:
+        """Files that hold rows ``first..last-1`` of a part, which of their rows do, and the part's row of the first."""
+        row = 0
+        for path, entry in self.files(name):
+            low, high = max(first - row, 0), min(last - row, entry["rows"])
+            if low < high:
+                yield path, low, high, row + low
+            row += entry["rows"]
+
+    def tables(self, name: str, columns: Sequence[str], first: int = 0, last: int | None = None) -> Any:
+        """Rows ``first..last-1`` of a part as one Arrow table."""
+        schema = pa.schema([self.schema(name).field(column) for column in columns])
+        return pa.concat_tables([schema.empty_table(), *self.pieces(name, columns, first, last)])
+
+    def covered(self, name: str, ids: Sequence[str]) -> tuple[Array, int]:
+        """Which of consecutive rollouts of the store a partial part holds, and its row of the first of them.
 
         Raises
         ------
         ValueError
-            If a hash, an id or a length differs from the store's.
+            If the part holds them in another order, or (where ``ids`` are all) others.
+        """
+        where, rows = f"{self.root}: part {name!r}", self.rows(name)
+        if name not in self._places:
+            read = (piece["rollout_id"].to_pylist() for piece in self.pieces(name, ["rollout_id"]))
+            self._places[name] = {rollout: row for row, rollout in enumerate(chain.from_iterable(read))}
+        places = self._places[name]
+        if len(places) < rows:
+            raise ValueError(f"{where}: found {rows} rollouts, {len(places)} different ones; allowed: each once")
+        found = np.array([places.get(rollout, -1) for rollout in ids], dtype=np.int64)
+        kept = found >= 0
+        count, first = int(kept.sum()), int(found[kept][0]) if kept.any() else 0
+        if (found[kept] != np.arange(first, first + count)).any():
+            raise ValueError(f"{where}: rollout ids stand in another order than the store's")
+        if len(ids) == self._store_rows and count < rows:
+            raise ValueError(f"{where}: found {rows} rollouts; allowed: {count}, those that the store has")
+        return kept, first
+
+    @property
+    def _store_rows(self) -> int:
+        return (self.target or self).rows("rollouts")
+
+    def chunks(
+        self, name: str, ids: Sequence[str], indptr: Array, start: int = 0
+    ) -> Iterator[tuple[int, int, dict[str, Array]]]:
+        """First and last + 1 of rollouts ``ids``, and their columns, for each piece of a part.
+
+        ``ids`` stand from row ``start`` of the part on.
+
+        Raises
+        ------
+        ValueError
+            If an id or a length differs from the store's.
         """
         with self.reading():
-            yield from self._chunks(name, ids, indptr)
+            self._check_rollouts(name)
+            yield from self._chunks(name, ids, indptr, start)
 
-    def _chunks(self, name: str, ids: Sequence[str], indptr: Array) -> Iterator[tuple[int, int, dict[str, Array]]]:
-        self._check_hashes(name, HASHED_BYTES)
-        sizes, lengths, row = self.sizes(name), np.diff(indptr), 0
-        for path, _ in self.files(name):
-            for group in row_groups(path, ["rollout_id", *sizes]):
-                last = row + group.num_rows
-                if group["rollout_id"].to_pylist() != list(ids[row:last]):
-                    raise ValueError(f"{path}: rollout ids differ from the store's at rows {row} to {last - 1}")
-                columns = {}
-                for column, trailing in sizes.items():
-                    flat, found = list_values(group[column], f"{path}: {column}")
-                    wanted = lengths[row:last] * int(np.prod(trailing, dtype=np.int64))
-                    if (found != wanted).any():
-                        i = int(np.argmax(found != wanted))
-                        raise ValueError(
-                            f"{path}: {column}: rollout {ids[row + i]!r}: found {found[i]} values; allowed: {wanted[i]}"
-                        )
-                    columns[column] = flat.reshape(int(lengths[row:last].sum()), *trailing)
-                yield row, last, columns
-                row = last
-        self._check_rollouts(name, row, len(ids))
+    def _chunks(
+        self, name: str, ids: Sequence[str], indptr: Array, start: int
+    ) -> Iterator[tuple[int, int, dict[str, Array]]]:
+        sizes, lengths = self.sizes(name), np.diff(indptr)
+        for path, row, piece in self._pieces(name, ["rollout_id", *sizes], start, start + len(ids)):
+            first, last = row - start, row - start + piece.num_rows
+            if piece["rollout_id"].to_pylist() != list(ids[first:last]):
+                raise ValueError(f"{path}: rollout ids differ from the store's at rows {row} to {start + last - 1}")
+            columns = {}
+            for column, trailing in sizes.items():
+                flat, found = list_values(piece[column], f"{path}: {column}")
+                wanted = lengths[first:last] * int(np.prod(trailing, dtype=np.int64))
+                if (found != wanted).any():
+                    i = int(np.argmax(found != wanted))
+                    raise ValueError(
+                        f"{path}: {column}: rollout {ids[first + i]!r}: found {found[i]} values; allowed: {wanted[i]}"
+                    )
+                columns[column] = flat.reshape(int(lengths[first:last].sum()), *trailing)
+            yield first, last, columns
 
-    def _check_rollouts(self, name: str, found: int, wanted: int) -> None:
-        if found != wanted:
+    def _check_rollouts(self, name: str) -> None:
+        found, wanted = self.rows(name), self._store_rows
+        if found != wanted and not self.partial(name):
             raise ValueError(f"{self.root}: part {name!r}: found {found} rollouts; allowed: {wanted}")
 
-    def arrays(self, name: str, ids: Sequence[str], indptr: Array) -> dict[str, Array]:
-        """Columns of a part with a row per position of the store."""
+    def arrays(self, name: str, ids: Sequence[str], indptr: Array, start: int = 0) -> dict[str, Array]:
+        """Columns of a part with a row per position of rollouts ``ids``, which stand from its row ``start`` on."""
         with self.reading():
-            self._check_counts(name, ids, int(indptr[-1]))
+            self._check_rollouts(name)
+            self._check_counts(name, start, start + len(ids), int(indptr[-1]))
         out = {}
         for column, trailing in self.sizes(name).items():
             out[column] = np.empty((int(indptr[-1]), *trailing), self.parts[name][column].type.to_pandas_dtype())
-        for first, last, columns in self.chunks(name, ids, indptr):
+        for first, last, columns in self.chunks(name, ids, indptr, start):
             for column, values in columns.items():
                 out[column][indptr[first] : indptr[last]] = values
         return out
 
-    def _check_counts(self, name: str, ids: Sequence[str], rows: int) -> None:
+    def _check_counts(self, name: str, first: int, last: int, rows: int) -> None:
         """Compare the sizes with the footers before memory is taken for them."""
-        self._check_hashes(name, HASHED_BYTES)
-        counts = [value_counts(path) for path, _ in self.files(name)]
-        self._check_rollouts(name, sum(count["rollout_id"] for count in counts), len(ids))
+        counts = [value_counts(path, low, high) for path, low, high, _ in self._spans(name, first, last)]
         for column, trailing in self.sizes(name).items():
             found, wanted = sum(count.get(column, 0) for count in counts), rows * math.prod(trailing)
             if found < wanted:

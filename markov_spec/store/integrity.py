@@ -185,8 +185,9 @@ def _check_surprise(store: Store, rollouts: Rollouts, report: _Report) -> None:
 
 def _check_values(folder: Folder, sound: list[str], where: str, rows: Rows, report: _Report) -> None:
     def check(name: str) -> None:
-        for first, last, columns in folder.chunks(name, rows.ids, rows.indptr):
-            check_columns(columns, folder.parts[name], replace(rows, first=first, last=last), f"{rows.owner}: {name}")
+        own = rows.only(folder.covered(name, rows.ids)[0]) if folder.partial(name) else rows
+        for first, last, columns in folder.chunks(name, own.ids, own.indptr):
+            check_columns(columns, folder.parts[name], replace(own, first=first, last=last), f"{rows.owner}: {name}")
 
     for name in sound:
         if name not in FIXED_SCHEMAS:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
+import numpy as np
+
 from markov_spec.arrays import ABSENT, Kind, Rollouts
 from markov_spec.store.files import sync
 from markov_spec.store.metadata import checked_metadata, plain
@@ -40,14 +42,38 @@ _TYPES = {str: "text", int: f"an integer, 0 to {_LARGEST}", dict: "a mapping", t
 _NEEDED = {STORE_FORMAT: "rollouts", DRAFTER_FORMAT: "law"}
 
 
+class Fingerprint:
+    """SHA-256 over the digests of ids, offsets, tokens and log-probabilities of rollouts that come batch by batch."""
+
+    def __init__(self) -> None:
+        self._ids, self._offsets, self._tokens, self._log_p = (hashlib.sha256() for _ in range(4))
+        self._rows = 0
+
+    def add(self, rollouts: Rollouts) -> None:
+        """Go on with these rollouts."""
+        for name in rollouts.ids:
+            data = name.encode()
+            self._ids.update(len(data).to_bytes(8, "little") + data)
+        offsets = self._rows + rollouts.indptr[1:]
+        for digest, values, kind in (
+            (self._offsets, offsets, "<i8"),
+            (self._tokens, rollouts.tokens, "<i4"),
+            (self._log_p, rollouts.log_p, "<f4"),
+        ):
+            digest.update(np.ascontiguousarray(values, kind).data)
+        self._rows += rollouts.tokens.size
+
+    def hexdigest(self) -> str:
+        """Of what came so far, in hexadecimal."""
+        digests = (self._ids, self._offsets, self._tokens, self._log_p)
+        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+
+
 def fingerprint(rollouts: Rollouts) -> str:
-    """SHA-256 over ids, offsets, tokens and log-probabilities: what a drafter was recorded against."""
-    digest = hashlib.sha256(len(rollouts).to_bytes(8, "little"))
-    for name in rollouts.ids:
-        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
-    for values, kind in ((rollouts.indptr, "<i8"), (rollouts.tokens, "<i4"), (rollouts.log_p, "<f4")):
-        digest.update(values.astype(kind).tobytes())
-    return digest.hexdigest()
+    """Give the fingerprint of a store's rollouts: what a drafter was recorded against."""
+    whole = Fingerprint()
+    whole.add(rollouts)
+    return whole.hexdigest()
 
 
 def _checksum(manifest: Manifest) -> str:
@@ -159,5 +185,8 @@ def _check_entry(entry: Any, where: str) -> None:
                 raise ValueError(f"{where}: found path {file['path']!r}; allowed: a path inside the folder")
             if not (_whole(file["bytes"]) and _whole(file["rows"]) and type(file["sha256"]) is str):
                 raise ValueError(f"{where}: found file entry {file!r}; allowed: bytes, rows, sha256")
+        covers, rows = entry.get("covers"), sum(file["rows"] for file in entry["files"])
+        if "covers" in entry and not (_whole(covers) and covers == rows):
+            raise ValueError(f"{where}: found covers {covers!r}; allowed: {rows}, the rows of its files")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{where}: incomplete entry: {error!r}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Array, Drafts, Rollouts
-from markov_spec.store.files import list_values
+from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, check_integer, rollout_spans
+from markov_spec.store.decode import Index, read_index, read_part, read_places, read_rollouts
 from markov_spec.store.folder import Folder, ReplacedError
 from markov_spec.store.opening import drafter_folder, drafter_names, target_folder
 from markov_spec.store.schema import FIXED_SCHEMAS
@@ -25,11 +26,25 @@ class Store:
 
     Nothing is read before it is asked for. Reading uses no thread pool, so forked workers may read, too. What is read
     is of the folders that were opened: once they were replaced, reading is a ValueError that says so.
+
+    A store of any size is read range by range: ``batch`` and ``batches`` give stores of some of its rollouts, whose
+    ``rollouts``, ``drafter``, parts and ``index`` are those of that range; all else is the whole store's. Row groups
+    (up to 8 MB of a part) that hold none of the range are not read. Pages carry checksums, which reading compares;
+    files up to 256 MB are compared with their SHA-256, too, when they are first read whole, at once or by ``batches``,
+    and files up to 4 MB when they are first read by ``batch``.
+
+    A part ``lists`` may cover some of the rollouts: its values then have rows for the positions of those only, one
+    after the other, and beside the columns stands ``covered`` (R,) bool, which tells them. It is written so, too: with
+    ``covered`` among the columns, in the order of the given rollouts.
     """
 
-    def __init__(self, target: Folder, drafters: dict[str, Folder]) -> None:
+    def __init__(
+        self, target: Folder, drafters: dict[str, Folder], span: tuple[int, int] | None = None, *, whole: bool = True
+    ) -> None:
         self._target = target
         self._drafters = drafters
+        self._span = span
+        self._whole = whole
 
     @property
     def path(self) -> Path:
@@ -58,11 +73,104 @@ class Store:
         return tuple(name for name in self._target.names if name not in FIXED_SCHEMAS)
 
     @cached_property
-    def index(self) -> tuple[tuple[str, ...], Array]:
+    def index(self) -> Index:
         """Rollout ids (R,) and row offsets (R+1,) int64."""
-        table = self._target.tables("rollouts", ["rollout_id", "tokens"])
-        _, lengths = list_values(table["tokens"], f"{self.path}: tokens")
-        return tuple(table["rollout_id"].to_pylist()), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._target.check_before_reading("rollouts", whole=self._whole)
+        return read_index(self._target, *self._rows)
+
+    def batch(self, first: int, last: int) -> Store:
+        """Give the store of rollouts ``first..last-1``; see the class.
+
+        Parameters
+        ----------
+        first, last : int
+            Numbers of rollouts, ``0 <= first <= last <= len(self)``.
+
+        Returns
+        -------
+        Store
+
+        Raises
+        ------
+        RequestError
+            If there are no such rollouts.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, markov_spec as ms
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a", "b", "c"], prompt_ids=["p", "p", "q"],
+        ...         tokens=np.array([5, 6, 7]), indptr=[0, 1, 2, 3], log_p=np.log([.5, .9, .4]))
+        ...     (row,) = store.locate(["b"])
+        ...     store.batch(row, row + 1).rollouts().tokens
+        array([6], dtype=int32)
+        """
+        return self._batch(first, last, whole=False)
+
+    def _batch(self, first: int, last: int, *, whole: bool) -> Store:
+        check_integer(first, "first", 0)
+        check_integer(last, "last", first)
+        if last > len(self):
+            raise RequestError(f"{self.path}: found rollouts {first} to {last - 1}; allowed: 0 to {len(self) - 1}")
+        start = self._rows[0]
+        return Store(self._target, self._drafters, (start + int(first), start + int(last)), whole=whole)
+
+    def batches(self, positions: int = 1 << 20) -> Iterator[Store]:
+        """Go through the rollouts, in stores of at most so many positions, of one rollout at least.
+
+        Parameters
+        ----------
+        positions : int
+            A block drafter's ``law`` of ``K = 16`` with ranks takes 128 MB at the default.
+
+        Yields
+        ------
+        Store
+            None where there are no rollouts.
+
+        Raises
+        ------
+        ValueError
+            If ``positions`` is no integer of 1 or more.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, markov_spec as ms
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a", "b", "c"], prompt_ids=["p", "p", "q"],
+        ...         tokens=np.array([5, 6, 7]), indptr=[0, 1, 2, 3], log_p=np.log([.5, .9, .4]))
+        ...     [batch.rollouts().ids for batch in store.batches(positions=2)]
+        [('a', 'b'), ('c',)]
+        """
+        check_integer(positions, "positions", 1)
+        ids, indptr = self.index
+        for first, last in rollout_spans(indptr, 0, len(ids), positions):
+            some = self._batch(first, last, whole=self._whole)
+            some.index = ids[first:last], indptr[first : last + 1] - indptr[first]
+            yield some
+
+    def locate(self, ids: Sequence[str]) -> Array:
+        """Give the numbers of rollouts, for ``batch``; only the ids are read.
+
+        Parameters
+        ----------
+        ids : sequence of str
+
+        Returns
+        -------
+        ndarray of int64
+
+        Raises
+        ------
+        RequestError
+            If the store has no such rollout.
+        """
+        self._target.check_before_reading("rollouts", whole=False)
+        places = read_places(self._target, *self._rows)
+        for name in ids:
+            if name not in places:
+                raise RequestError(f"{self.path}: found no rollout {name!r}; allowed: one of its {len(self)}")
+        return np.array([places[name] for name in ids], dtype=np.int64)
 
     def rollouts(self) -> Rollouts:
         """Read the rollouts.
@@ -77,41 +185,34 @@ class Store:
         ValueError
             If the file is damaged.
         """
-        names = FIXED_SCHEMAS["rollouts"].names
-        table = self._target.tables("rollouts", names)
-        where = f"{self.path}: rollouts"
-        prompts, sizes = list_values(table["prompt_tokens"], where)
-        tokens, lengths = list_values(table["tokens"], where)
-        log_p, _ = list_values(table["log_p"], where)
-        text = ("rollout_id", "prompt_id", "benchmark", "finish_reason", "turn")
-        ids, prompt_ids, benchmarks, reasons, turns = (table[name].to_pylist() for name in text)
-        read = np.split(prompts, np.cumsum(sizes)[:-1]) if ids else []
-        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return Rollouts(ids, prompt_ids, benchmarks, read, tokens, log_p, indptr, reasons, turns)
+        self._target.check_before_reading("rollouts", whole=self._whole)
+        return read_rollouts(self._target, *self._rows)
 
-    def part(self, name: str) -> dict[str, Array]:
+    def part(self, name: str, *, complete: bool = False) -> dict[str, Array]:
         """Read one of the target's optional parts.
 
         Parameters
         ----------
         name : {"divergence", "lists"}
+        complete : bool
+            Refuse a part that lacks rollouts of this store.
 
         Returns
         -------
         dict of str to ndarray
-            Column name -> (N,) or (N, M) values, float32 or int32.
+            Column name -> (N,) or (N, M) values, float32 or int32; of the ``covered`` rollouts only where that key is.
 
         Raises
         ------
         ValueError
-            If the part was not recorded, or is damaged.
+            If the part was not recorded, is damaged, or lacks rollouts though ``complete``.
         """
         if name not in self.parts:
             raise ValueError(
                 f"{self.path}: the target has no part {name!r}; found: {', '.join(self.parts) or 'none'}; "
                 f"record it by write_store(parts={{{name!r}: ...}})"
             )
-        return self._target.arrays(name, *self.index)
+        return self._arrays(self._target, name, complete)
 
     def drafter(self, name: str) -> Drafts:
         """Read what a drafter would have drafted.
@@ -144,24 +245,27 @@ class Store:
         """Names of the parts recorded of a drafter, sorted; ``law`` is always there."""
         return self._drafter(name).names
 
-    def drafter_part(self, name: str, part: str) -> dict[str, Array]:
+    def drafter_part(self, name: str, part: str, *, complete: bool = False) -> dict[str, Array]:
         """Read one part of a drafter.
 
         Parameters
         ----------
         name : str
             One of ``drafters``.
-        part : {"law", "divergence", "multi", "lists", "tree-rank"}
+        part : {"law", "divergence", "multi", "relaxed", "lists", "tree-rank"}
+        complete : bool
+            Refuse a part that lacks rollouts of this store.
 
         Returns
         -------
         dict of str to ndarray
-            Column name -> values with a row per position: (N,) or (N, K), and a last axis M in lists.
+            Column name -> values with a row per position: (N,) or (N, K), and a last axis M in lists; of the
+            ``covered`` rollouts only where that key is.
 
         Raises
         ------
         ValueError
-            If there is no such drafter, the part was not recorded, or it is damaged.
+            If there is no such drafter, the part was not recorded, is damaged, or lacks rollouts though ``complete``.
         """
         folder = self._drafter(name)
         if part not in folder.names:
@@ -169,7 +273,12 @@ class Store:
                 f"{self.path}: drafter {name!r} has no part {part!r}; found: {', '.join(folder.names)}; "
                 f"record it by Drafts(..., parts={{{part!r}: ...}}) and add_drafter(..., overwrite=True)"
             )
-        return folder.arrays(part, *self.index)
+        return self._arrays(folder, part, complete)
+
+    def _arrays(self, folder: Folder, part: str, complete: bool) -> dict[str, Array]:
+        index = self.index
+        folder.check_before_reading(part, whole=self._whole)
+        return read_part(folder, part, index, self._rows[0], complete)
 
     def facts(self) -> dict[str, Any]:
         """Give what the manifests say, ready for JSON: target, sampling, sizes, drafters and parts.
@@ -201,6 +310,7 @@ class Store:
         """Text of the token ids that occur; empty if none was recorded."""
         if "vocab" not in self._target.names:
             return {}
+        self._target.check_before_reading("vocab", whole=True)
         table = self._target.tables("vocab", FIXED_SCHEMAS["vocab"].names)
         return dict(zip(table["token_id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
@@ -210,13 +320,19 @@ class Store:
             raise ValueError(f"{self.path}: found no drafter {name!r}; allowed: {allowed}")
         return self._drafters[name]
 
+    @property
+    def _rows(self) -> tuple[int, int]:
+        return (0, self._target.rows("rollouts")) if self._span is None else self._span
+
     def __len__(self) -> int:
-        return int(self._target.manifest["rollouts"])
+        first, last = self._rows
+        return last - first
 
     def __repr__(self) -> str:
         facts = self._target.manifest
+        some = "" if self._span is None else f"{len(self)} from number {self._span[0]} on of "
         return (
-            f"Store({str(self.path)!r}, {facts['rollouts']} rollouts, {facts['positions']} tokens, "
+            f"Store({str(self.path)!r}, {some}{facts['rollouts']} rollouts, {facts['positions']} tokens, "
             f"drafters: {', '.join(self.drafters) or 'none'})"
         )
 
@@ -238,7 +354,7 @@ def open_store(path: str | Path, *, verify: bool = False) -> Store:
         The store's folder.
     verify : bool
         Compare the SHA-256 of every file with its manifest now. Otherwise files up to 256 MB are compared when they
-        are first read, larger ones are not.
+        are first read whole, larger ones are not.
 
     Returns
     -------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from markov_spec.arrays import Array, as_float, locate
 from markov_spec.store.schema import DRAFTER_PARTS, FLOAT, NO_TOKEN, Column, Part
 
 Columns = Mapping[str, Any]
+# Parts that may lack rollouts, and the key that tells which of them they hold.
+PARTIAL_PARTS = frozenset({"lists"})
+COVERED = "covered"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rollouts ``first..last-1`` of a store, and where their source rows lie.
+    """Rollouts ``first..last-1`` of some in the store's order, and where their source rows lie.
 
-    ``starts[i]`` is the first source row of the store's rollout ``i``; None: the source is in the store's order.
+    ``order[i]`` is the number of rollout ``i`` in the source; None: the source is in the store's order.
     ``depth`` is the recorded ``K`` of a block drafter, else None. ``vocab_size`` bounds list ids; None: no bound, as
     a drafter's vocabulary may be padded wider than the target's. ``one_hot``: ``log_q`` of the law decides a match, so
     it is 0 or ``-inf``. ``owner`` is named in errors.
@@ -30,9 +34,27 @@ class Rows:
     depth: int | None
     first: int
     last: int
-    starts: Array | None = None
+    order: Array | None = None
     vocab_size: int | None = None
     one_hot: bool = False
+
+    @cached_property
+    def starts(self) -> Array:
+        """First source row of each rollout."""
+        if self.order is None:
+            return self.indptr[:-1]
+        lengths = np.empty(self.order.size, dtype=np.int64)
+        lengths[self.order] = np.diff(self.indptr)
+        starts: Array = (np.cumsum(lengths) - lengths)[self.order]
+        return starts
+
+    def only(self, covered: Array) -> Rows:
+        """Those rollouts that are ``covered`` (R,), in the source's order, which holds no rows of the others."""
+        kept = covered if self.order is None else covered[self.order]
+        order = None if self.order is None else (np.cumsum(covered) - 1)[self.order[kept]]
+        ids = [name for name, keep in zip(self.ids, kept.tolist(), strict=True) if keep]
+        indptr = np.concatenate([[0], np.cumsum(np.diff(self.indptr)[kept])]).astype(np.int64)
+        return replace(self, ids=ids, indptr=indptr, first=0, last=len(ids), order=order)
 
     @property
     def offsets(self) -> Array:
@@ -42,7 +64,7 @@ class Rows:
     def take(self, values: Any) -> Any:
         """Source rows of these rollouts, in the store's order."""
         low, high = int(self.offsets[0]), int(self.offsets[-1])
-        if self.starts is None:
+        if self.order is None:
             return values[low:high]
         shift = self.starts[self.first : self.last] - self.offsets[:-1]
         return values[np.arange(low, high) + np.repeat(shift, np.diff(self.offsets))]
@@ -67,16 +89,15 @@ class Rows:
         raise ValueError(f"{where}: {', '.join(at)}: found {values[cell]}; allowed: {allowed}")
 
 
-def spans(sizes: Array, limit: int) -> Iterator[tuple[int, int]]:
-    """Cut rollouts of ``sizes`` bytes into runs of at most ``limit`` bytes, a rollout at least."""
-    first = total = 0
-    for i, size in enumerate(sizes.tolist()):
-        if total + size > limit and i > first:
-            yield first, i
-            first, total = i, 0
-        total += size
-    if first < len(sizes):
-        yield first, len(sizes)
+def check_covered(covered: Any, count: int, where: str) -> Array:
+    """Refuse what does not tell, for each rollout, whether a part covers it."""
+    found = np.asarray(covered)
+    if found.shape != (count,) or found.dtype != bool:
+        raise ValueError(
+            f"{where}: {COVERED}: found shape {found.shape}, dtype {found.dtype}; allowed: ({count},) bools, one for "
+            "each rollout"
+        )
+    return found
 
 
 def trailing_sizes(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Array, Drafts, Rollouts, as_float, check_indptr, locate
-from markov_spec.store.encode import write_drafter, write_target, write_vocab
-from markov_spec.store.files import check_text
+from markov_spec.arrays import Array, Drafts
+from markov_spec.store.encode import write_drafter
 from markov_spec.store.install import whole_folder
-from markov_spec.store.manifest import MANIFEST, fingerprint, write_manifest
-from markov_spec.store.metadata import checked_metadata
 from markov_spec.store.opening import drafters_home
 from markov_spec.store.reader import Store, open_store, open_target
-from markov_spec.store.schema import STORE_FORMAT, check_name
+from markov_spec.store.schema import check_name
+from markov_spec.store.streaming import StoreWriter
 from markov_spec.store.values import Columns
 
 
@@ -74,7 +73,7 @@ def write_store(
     parts : mapping, optional
         The target's optional parts, a row per position: ``{"divergence": {"entropy": (N,), "varentropy": (N,)},
         "lists": {"ids": (N, M), "log_p": (N, M), "tail_mass": (N,)}}``. Lists are sorted by value, largest first; id
-        -1 with ``-inf`` is no entry.
+        -1 with ``-inf`` is no entry. They may cover some of the rollouts: see ``Store``.
     vocab : mapping of int to str, optional
         Text of tokens; the ids that occur in tokens, prompts or lists are kept.
     overwrite : bool
@@ -101,43 +100,29 @@ def write_store(
     ...     store.rollouts(), store.drafters
     (Rollouts(1 rollout, 3 tokens, 1 prompt, benchmarks: all), ('quant5',))
     """
-    root = Path(path).resolve()
-    taken = None if overwrite else f"{root}: exists; pass overwrite=True to replace a store"
-    _check_free(root, taken)
-    count = check_indptr(indptr).size - 1
-    rollouts = Rollouts(
-        rollout_ids,
-        prompt_ids,
-        ["all"] * count if benchmarks is None else benchmarks,
-        [np.zeros(0, dtype=np.int32)] * count if prompt_tokens is None else prompt_tokens,
-        tokens,
-        _rounded(log_p),
-        indptr,
-        finish_reasons,
-        turns,
-    )
-    facts, drafters, parts = checked_metadata(metadata or {}), drafters or {}, parts or {}
-    _check_vocab_size(rollouts, facts.get("vocab_size"))
+    writer, drafters = StoreWriter(path, metadata=metadata, vocab=vocab, overwrite=overwrite), drafters or {}
     for name, drafts in drafters.items():
         if drafts.name != check_name(name):
             raise ValueError(f"drafters: {name!r} holds the drafts of {drafts.name!r}; allowed: one name for both")
-    check_text(rollouts.ids, "rollout id")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    mark = fingerprint(rollouts)
-    with whole_folder(root, taken) as folder:
-        entries = write_target(folder, rollouts, parts, facts.get("vocab_size"))
-        if vocab is not None:
-            entries["vocab"] = write_vocab(folder, vocab, _occurring(rollouts, parts, drafters))
-        (folder / "drafters").mkdir()
-        for name, drafts in drafters.items():
-            (folder / "drafters" / name).mkdir()
-            write_drafter(folder / "drafters" / name, drafts, rollouts.ids, rollouts.indptr, mark)
-        body = {"fingerprint": mark, "rollouts": count, "positions": int(rollouts.tokens.size), "metadata": facts}
-        write_manifest(folder, STORE_FORMAT, {**body, "parts": entries})
-    return open_store(root)
+    with writer:
+        writer.add_rollouts(
+            rollout_ids=rollout_ids,
+            prompt_ids=prompt_ids,
+            tokens=tokens,
+            indptr=indptr,
+            log_p=log_p,
+            prompt_tokens=prompt_tokens,
+            benchmarks=benchmarks,
+            finish_reasons=finish_reasons,
+            turns=turns,
+            parts=parts,
+        )
+        for drafts in drafters.values():
+            writer._add(drafts, whole=True)
+    return open_store(writer.path)
 
 
-def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) -> Store:
+def add_drafter(path: str | Path, drafts: Drafts | Iterable[Drafts], *, overwrite: bool = False) -> Store:
     """Add one drafter's drafts to a store, aligned by rollout id.
 
     The drafter appears whole or not at all, as a store does in ``write_store``.
@@ -146,8 +131,9 @@ def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) ->
     ----------
     path : path-like
         The store's folder; its own manifest is not rewritten.
-    drafts : Drafts
-        With ``ids``, its rollouts may stand in any order; without, its rows stand in the store's order.
+    drafts : Drafts or iterable of Drafts
+        With ``ids``, its rollouts may stand in any order; without, its rows stand in the store's order. Batches of one
+        drafter, taken one at a time, each of the rollouts that come next, as in ``StoreWriter.add_drafts``.
     overwrite : bool
         Replace the drafter of that name, with its parts.
 
@@ -171,9 +157,13 @@ def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) ->
     ...     ms.add_drafter(store.path, swapped).drafter("ngram").log_q
     array([-1., -2., -3.], dtype=float32)
     """
-    store = open_target(path)
-    place = drafters_home(store.path) / check_name(drafts.name)
-    taken = f"{store.path}: drafter {drafts.name!r} exists; pass overwrite=True to replace it"
+    store, whole = open_target(path), isinstance(drafts, Drafts)
+    batches = iter((drafts,) if isinstance(drafts, Drafts) else drafts)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("drafts: found no batch; allowed: one Drafts, or batches of them in the store's order")
+    place = drafters_home(store.path) / check_name(first.name)
+    taken = f"{store.path}: drafter {first.name!r} exists; pass overwrite=True to replace it"
     if place.is_file():
         raise ValueError(f"{place}: exists and is no folder, so it is not replaced")
     if place.exists() and not overwrite:
@@ -181,41 +171,6 @@ def add_drafter(path: str | Path, drafts: Drafts, *, overwrite: bool = False) ->
     ids, indptr = store.index
     place.parent.mkdir(exist_ok=True)
     with whole_folder(place, None if overwrite else taken) as folder:
-        write_drafter(folder, drafts, ids, indptr, store.fingerprint)
+        write_drafter(folder, first.name, chain([first], batches), whole, ids, np.diff(indptr), store.fingerprint)
         store._target.check_current()
     return open_store(store.path)
-
-
-def _check_free(root: Path, taken: str | None) -> None:
-    if not root.exists():
-        return
-    if taken is not None:
-        raise ValueError(taken)
-    if not (root / MANIFEST).is_file():
-        raise ValueError(f"{root}: exists and is no store ({MANIFEST} is missing), so it is not replaced")
-
-
-def _rounded(log_p: Any) -> Array:
-    with np.errstate(over="ignore"):
-        return as_float(log_p, "log_p").astype(np.float32)
-
-
-def _check_vocab_size(rollouts: Rollouts, size: int | None) -> None:
-    if size is None:
-        return
-    bad = rollouts.tokens >= size
-    if bad.any():
-        row = int(np.argmax(bad))
-        where = locate(rollouts.indptr, row, rollouts.ids)
-        raise ValueError(f"tokens: {where}: found {rollouts.tokens[row]}; allowed: below vocab_size {size}")
-    for name, prompt in zip(rollouts.ids, rollouts.prompt_tokens, strict=True):
-        if prompt.size and prompt.max() >= size:
-            raise ValueError(
-                f"prompt tokens: rollout {name!r}, position {int(prompt.argmax())}: found {prompt.max()}; "
-                f"allowed: below vocab_size {size}"
-            )
-
-
-def _occurring(rollouts: Rollouts, parts: Mapping[str, Columns], drafters: Mapping[str, Drafts]) -> set[int]:
-    named = [own.get("lists", {}).get("ids", ()) for own in (parts, *(d.parts for d in drafters.values()))]
-    return {int(i) for ids in (rollouts.tokens, *rollouts.prompt_tokens, *named) for i in np.unique(np.asarray(ids))}

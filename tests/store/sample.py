@@ -45,7 +45,8 @@ def arguments() -> dict[str, Any]:
         parts={
             "lists": lists(rng, (N, K), "log_q"),
             "divergence": {"overlap": rng.random((N, K)), "kl_pq": rng.random((N, K)), "entropy": rng.random((N, K))},
-            "multi": {"c_m": 1 + rng.random((N, K, 4)), "coupling": rng.random((N, K))},
+            "multi": {"c_4": 1 + rng.random((N, K)), "coupling": rng.random((N, K))},
+            "relaxed": {"draft_log_p": logs(N, K), "draft_rank": rng.integers(1, 9, (N, K))},
             "tree-rank": {"rank": rng.integers(1, 99, (N, 5))},
         },
     )

@@ -31,6 +31,7 @@ FILES = [
     "drafters/block/lists-00000.parquet",
     "drafters/block/divergence-00000.parquet",
     "drafters/block/multi-00000.parquet",
+    "drafters/block/relaxed-00000.parquet",
     "drafters/block/tree-rank-00000.parquet",
 ]
 

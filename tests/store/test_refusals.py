@@ -64,7 +64,16 @@ def test_bad_target_is_refused_invariant(tmp_path: Path, changes: dict, message:
         ({"log_q": _changed(np.zeros((N, K)), (3, 0), 2e-6)}, "log_q: rollout 'b', position 0, depth 1: found 1.99"),
         ({"drafted": _changed(np.zeros(N, int), 5, 3)}, "drafted: rollout 'd', position 1: found 3; allowed: 0 to 2"),
         ({"parts": {"law": {"log_q": np.zeros((N, K))}}}, "found part 'law' in parts"),
-        ({"parts": {"list": {}}}, "found part 'list'; allowed: law, divergence, multi, lists, tree-rank"),
+        ({"parts": {"list": {}}}, "found part 'list'; allowed: law, divergence, multi, relaxed, lists, tree-rank"),
+        (
+            {"parts": {"multi": {"c_m": np.ones((N, K, 4))}}},
+            "part 'multi': found column 'c_m'; allowed: coupling, without_replacement_2, c_2, c_4, c_8, rho_2, rho_4, "
+            "rho_8, transport_2_low, transport_2_high, transport_4_low, transport_4_high, transport_8_low, "
+            "transport_8_high",
+        ),
+        ({"parts": {"multi": {"rho_2": np.full((N, K), -1.0)}}}, "rho_2: .* depth 1: found -1.0; allowed: 0 to"),
+        ({"parts": {"multi": {"transport_8_low": np.full((N, K), 1.5)}}}, "low: .*: found 1.5; allowed: 0 to 1"),
+        ({"parts": {"relaxed": {"draft_log_p": np.ones((N, K))}}}, "draft_log_p: .*: found 1.0; allowed: -inf to 0"),
         (
             {"parts": {"lists": {"ids": np.zeros((N, K, M), int)}}},
             "part 'lists': column 'log_q' is missing; found: ids",

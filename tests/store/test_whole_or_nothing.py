@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import markov_spec as ms
-from markov_spec.store import encode, install, writer
+from markov_spec.store import encode, files, install, streaming, writer
 from tests.store.sample import N, build, rewrite_manifest, same_bits, troubles
 
 AUTO = ms.Drafts("auto", "autoregressive", "rejection", np.full(N, -3.0))
@@ -37,10 +37,10 @@ def _failing(call: Callable, at: int, error: type[BaseException]) -> Callable:
 
 
 STEPS = [
-    (encode, "write_file", 1),
-    (encode, "write_file", 4),
+    (files.GroupFile, "finish", 1),
+    (files.GroupFile, "finish", 4),
     (encode, "write_manifest", 1),
-    (writer, "write_manifest", 1),
+    (streaming, "write_manifest", 1),
 ]
 
 
@@ -89,7 +89,7 @@ def test_interrupted_write_leaves_nothing_invariant(
 
 @pytest.mark.parametrize(
     ("module", "name", "at", "exchange"),
-    [(encode, "write_file", 1, True), (encode, "write_manifest", 1, True), *EXCHANGED, *RENAMED],
+    [(files.GroupFile, "finish", 1, True), (encode, "write_manifest", 1, True), *EXCHANGED, *RENAMED],
 )
 def test_interrupted_drafter_leaves_the_old_one_invariant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, at: int, exchange: bool
