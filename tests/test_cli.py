@@ -174,15 +174,6 @@ def test_record_and_evaluate_against_reference(tmp_path, capsys, request):
 def test_rule_with_settings_and_proxies_against_reference(store, capsys):
     words = ["evaluate", str(store.path), "auto:K=2", "auto:rule=match"]
     words += ["--rule", "independent,m=2", "--format", "json"]
-        "evaluate",
-        str(store.path),
-        "auto:K=2",
-        "auto:rule=match",
-        "--rule",
-        "independent,m=2",
-        "--format",
-        "json",
-    ]
     assert main(words) == 0
     first, second = json.loads(capsys.readouterr().out)["results"]
     assert (first["rule"], first["settings"], second["rule"]) == ("independent", {"m": 2}, "match")
