@@ -16,6 +16,7 @@ from markov_spec.store import Store
 
 DEFAULT_DRAFT_LENGTH = 5
 CHUNK_BYTES = 64 << 20
+LEAST_WIDTH = 64  # depths that a range of positions has room for
 SCALES = {"node-recursive": "c", "node-k-seq": "rho"}
 
 
@@ -114,7 +115,7 @@ def plans(store: Store, contender: Contender | str) -> Iterator[Plan]:
     depth = store.facts()["drafters"][chosen.drafter]["depth"] or 1
     if len(store) == 0:
         yield plan(store, chosen)
-    for batch in store.batches(max(1, CHUNK_BYTES // (8 * depth))):
+    for batch in store.batches(max(1, CHUNK_BYTES // (8 * max(depth, LEAST_WIDTH)))):
         yield plan(batch, chosen)
 
 

@@ -1,8 +1,9 @@
 """Memory, time and bytes read of a store of some gigabytes: ``python tests/benchmarks/big_store.py [GB] [FOLDER]``.
 
 Writes a store of random numbers of about ``GB`` (4 unless told) below ``FOLDER`` by ``StoreWriter``, goes through it by
-``Store.batches`` and reads one rollout of it, each in a process of its own, and removes it. Growth is the peak of
-resident memory less what a store of one batch took there before. Needs ``/proc``, as Linux has it.
+``Store.batches``, evaluates its drafters and reads one rollout of it, each in a process of its own, and removes it.
+Growth is the peak of resident memory, which is told too, less what a store of one batch took there before. Needs
+``/proc``, as Linux has it.
 """
 
 import json
@@ -59,7 +60,12 @@ def read_one(path):
     assert one.rollouts().tokens.size == len(one.drafter("block").log_q) == len(one.drafter("small").log_q)
 
 
-STEPS = {"write": write, "go_through": go_through, "read_one": read_one}
+def evaluate(path):
+    for contender in ("block", "small", "small:K=8,rule=block"):
+        ms.evaluate(path, contender)
+
+
+STEPS = {"write": write, "go_through": go_through, "evaluate": evaluate, "read_one": read_one}
 
 
 def measure(step, path, gigabytes):
@@ -67,10 +73,13 @@ def measure(step, path, gigabytes):
         small = Path(home) / "store"
         write(small, ROLLOUTS * TOKENS * DISK_BYTES / 1e9)
         read_one(small)
+        if step == "evaluate":
+            evaluate(small)
     before, read, begin = resident()[1], bytes_read(), time.perf_counter()
     STEPS[step](Path(path), *([float(gigabytes)] if step == "write" else []))
     seconds = time.perf_counter() - begin
-    return {"growth_mb": resident()[1] - before, "seconds": seconds, "read_mb": (bytes_read() - read) / 1e6}
+    peak = resident()[1]
+    return {"peak_mb": peak, "growth_mb": peak - before, "seconds": seconds, "read_mb": (bytes_read() - read) / 1e6}
 
 
 def main(gigabytes="4", folder=None):
@@ -80,7 +89,7 @@ def main(gigabytes="4", folder=None):
             words = [sys.executable, __file__, "--step", step, str(path), gigabytes]
             told = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
             print(
-                f"{step}: peak growth {told['growth_mb']:.1f} MB, {told['seconds']:.2f} s, "
+                f"{step}: peak {told['peak_mb']:.0f} MB, growth {told['growth_mb']:.1f} MB, {told['seconds']:.2f} s, "
                 f"{told['read_mb']:.1f} MB read",
                 flush=True,
             )
