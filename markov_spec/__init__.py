@@ -3,7 +3,7 @@
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
-from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, proxies
+from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, law_of, proxies
 from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.sources import (
     ImportReport,
@@ -36,6 +36,7 @@ __all__ = [
     "export_parquet",
     "first_divergence",
     "import_jsonl",
+    "law_of",
     "open_store",
     "proxies",
     "round_distribution",

@@ -117,7 +117,7 @@ def test_refused_laws_invariant(make, values, message):
 def test_law_ignores_cells_past_the_end_invariant():
     law = ms.RoundLaw.from_acceptance(np.array([[0.5, 0.5], [0.5, NAN]]), [0, 2])
     assert law.survival().tolist() == [[0.5, 0.25], [0.5, 0]]
-    assert repr(law) == "RoundLaw(cells, K=2, 1 rollouts, 2 starts, exact)"
+    assert repr(law) == "RoundLaw(cells, K=2, 1 rollout, 2 starts, exact)"
 
 
 def _rollouts(**changes):

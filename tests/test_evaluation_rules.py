@@ -1,15 +1,19 @@
 """Rules that read more than the law, prices and conventions, through the verb on stores."""
 
+import io
 import json
+import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import markov_spec as ms
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.cli import main
 from markov_spec.latency import Affine
 from markov_spec.metrics import CONVENTIONS
+from markov_spec.report import evaluation_table
 
 INDPTR = np.array([0, 4, 9, 10])
 N, K = 10, 3
@@ -87,9 +91,11 @@ def test_lossy_rules_against_reference(store, name, settings):
 @pytest.mark.parametrize(
     ("contender", "message"),
     [
-        ("auto:rule=node-recursive,m=3", "needs 'c_3' in part 'multi' of drafter 'auto', which was not"),
-        ("auto:rule=recorded,of=law", "needs 'law' in part 'multi'"),
-        ("auto:rule=additive", "rule 'additive' needs t"),
+        ("auto:rule=node-recursive,m=3", "found m=3; allowed: 1, 2, 4, 8, which are recorded"),
+        ("auto:rule=recorded,of=without_replacement_2", "needs 'without_replacement_2' in part 'multi'"),
+        ("auto:rule=recorded,of=transport_2_low", "found of='transport_2_low'; allowed: coupling or"),
+        ("auto:rule=recorded", "rule 'recorded' needs of; allowed: of=coupling or of=without_replacement_2"),
+        ("auto:rule=additive", "rule 'additive' needs t; allowed: t=0.1"),
         ("auto:rule=additive,t=2", "t: found 2; allowed: a number from 0"),
         ("lookup:rule=top-m,m=2", "needs 'draft_rank' in part 'relaxed' of drafter 'lookup'"),
     ],
@@ -97,6 +103,45 @@ def test_lossy_rules_against_reference(store, name, settings):
 def test_what_was_not_recorded_is_named_invariant(store, contender, message):
     with pytest.raises(ValueError, match=message):
         ms.evaluate(store, contender)
+
+
+def test_settings_are_judged_before_reading_invariant(store):
+    for contender in ("auto:rule=additive,t=2", "auto:rule=typical,epsilon=nan", "auto:k=3", "auto:K=1-3"):
+        with pytest.raises(ms.RequestError, match=f"contender '?{contender.split('=')[0]}"):
+            ms.evaluate(store, contender)
+    with pytest.raises(ms.RequestError, match=r"price: found 20\.0; allowed: latency\.Affine"):
+        ms.evaluate(store, "auto", price=20.0)
+
+
+def test_law_of_a_contender_against_reference(store):
+    for contender in ("auto:K=2", "block:rule=block", "lookup"):
+        rounds = ms.solve(ms.law_of(store, contender))
+        np.testing.assert_array_equal(rounds.expected, ms.evaluate(store, contender).rounds)
+
+
+def test_labels_and_figures_of_a_convention_go_together_invariant(store, capsys):
+    found = ms.evaluate(store, "auto", convention="vllm")
+    low, high = found.length
+    assert found.exactness == "bound" and f"{low:.4f} to {high:.4f} tokens per round as vllm counts (bound" in repr(
+        found
+    )
+    assert main(["evaluate", str(store.path), "auto", "auto:rule=typical"]) == 0
+    header, first, second = capsys.readouterr().out.splitlines()[:3]
+    assert "exactness" in header and " exact " in first and " teacher-forced " in second
+    assert main(["proxies", str(store.path), "auto:rule=typical"]) == 0
+    assert "exact (teacher-forced)" in capsys.readouterr().out
+
+
+def test_narrow_tables_lose_no_figure_invariant(store):
+    found = [ms.evaluate(store, name) for name in ("auto", "block", "lookup")]
+    table = evaluation_table(store.path, found)
+    for width in (40, 60, 80, 100):
+        console = Console(file=io.StringIO(), width=width)
+        console.width = max(width, console.measure(table, options=console.options.update(max_width=10_000)).minimum)
+        console.print(table)
+        told = re.findall(r"(?<!\d)\.\d\d\b", console.file.getvalue())
+        rates = [rate for one in found for rate in one.results()[0]["acceptance_by_depth"]["conditional"]]
+        assert sorted(told) == sorted(f"{rate:.2f}"[1:] for rate in rates if rate is not None and rate < 0.995)
 
 
 def test_independent_drafts_against_closed_form(store):

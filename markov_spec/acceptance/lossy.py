@@ -266,7 +266,7 @@ class Lossy:
     >>> rule = LOSSY["additive"]
     >>> hit = rule.function(*[columns[name] for name in rule.reads], [0, 2], t=.2)
     >>> ms.round_law(None, None, [0, 2], rule=rule.name, hit=hit, draft_length=1)
-    RoundLaw(positions, K=1, 1 rollouts, 2 starts, teacher-forced)
+    RoundLaw(positions, K=1, 1 rollout, 2 starts, teacher-forced)
     """
 
     name: str

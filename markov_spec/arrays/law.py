@@ -167,4 +167,6 @@ class RoundLaw:
 
     def __repr__(self) -> str:
         rollouts = self.indptr.size - 1
-        return f"RoundLaw({self.form}, K={self.depth}, {rollouts} rollouts, {self.indptr[-1]} starts, {self.exactness})"
+        starts = int(self.indptr[-1])
+        counts = f"{rollouts} rollout{'s' * (rollouts != 1)}, {starts} start{'s' * (starts != 1)}"
+        return f"RoundLaw({self.form}, K={self.depth}, {counts}, {self.exactness})"

@@ -58,6 +58,10 @@ class RoundDistribution:
     mass: Floats
     indptr: Offsets
 
+    def __repr__(self) -> str:
+        count = self.indptr.size - 1
+        return f"RoundDistribution({count} rollout{'s' * (count != 1)}, {self.mean.sum():.6g} expected rounds)"
+
     def pmf(self, i: int) -> Floats:
         """Give ``P(R_i = r)`` for ``r = 0..T_i - first_start``; a ValueError if there is no rollout ``i``."""
         rollouts = self.indptr.size - 1

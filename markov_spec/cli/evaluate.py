@@ -147,12 +147,10 @@ def _form(format: str | None, out: Path | None) -> str:
 def _contenders(
     store: Store, texts: Sequence[str] | None, rule: str | None, draft_length: int | None
 ) -> list[Contender]:
-    # --rule may carry settings of its own: node-recursive,m=4
-    common = None if rule is None else Contender.parse(f"--rule:rule={rule}")
     chosen = []
     for text in texts or store.drafters:
-        for given in Contender.parse_all(text):
-            whose = given if given.rule or common is None else common
+        named = text if rule is None or "rule=" in text else f"{text}{',' if ':' in text else ':'}rule={rule}"
+        for given in Contender.parse_all(named):
             length = draft_length if given.draft_length is None else given.draft_length
-            chosen.append(Contender(given.drafter, rule=whose.rule, draft_length=length, settings=whose.settings))
+            chosen.append(Contender(given.drafter, rule=given.rule, draft_length=length, settings=given.settings))
     return chosen

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from markov_spec.acceptance import RULES
-from markov_spec.arrays import RequestError
+from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender
 from markov_spec.evaluation.laws import plan, plans
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
@@ -17,7 +16,17 @@ from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
 
-__all__ = ["RULE_SETTINGS", "Contender", "Evaluation", "Proxies", "evaluate", "plan", "proxies", "proxies_frame"]
+__all__ = [
+    "RULE_SETTINGS",
+    "Contender",
+    "Evaluation",
+    "Proxies",
+    "evaluate",
+    "law_of",
+    "plan",
+    "proxies",
+    "proxies_frame",
+]
 
 
 def evaluate(
@@ -73,6 +82,10 @@ def evaluate(
     """
     store = store if isinstance(store, Store) else open_store(store)
     start = _first_start(first_start, convention)
+    if price is not None and not hasattr(price, "of"):
+        raise RequestError(
+            f"price: found {price!r}; allowed: latency.Affine, latency.Table or what has their method of"
+        )
     ranges = []
     for chosen in plans(store, contender):
         ranges.append(solve_range(chosen, first_start=start, convention=convention, price=price))
@@ -83,7 +96,6 @@ def evaluate(
         rule=chosen.rule,
         settings=chosen.settings,
         draft_length=chosen.draft_length,
-        exactness=RULES[chosen.rule].exactness,
         first_start=start,
         ids=tuple(solved["ids"].tolist()),
         prompt_ids=tuple(solved["prompt_ids"].tolist()),
@@ -101,6 +113,37 @@ def evaluate(
         convention=convention,
         counts=None if convention is None else rollout_counts(solved, start),
     )
+
+
+def law_of(store: Store | str | Path, contender: Contender | str) -> RoundLaw:
+    """Give a contender's round law on a store, for ``simulate``, ``round_distribution`` or ``solve``.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        As in `evaluate`; errors too.
+
+    Returns
+    -------
+    RoundLaw
+
+    Notes
+    -----
+    ``O(N K)`` memory: all cells at once. A large store is better taken by ``Store.batches``.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, markov_spec as ms
+    >>> drafts = ms.Drafts("quant5", "autoregressive", "rejection", np.log([.25, .9, .4]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
+    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
+    ...     ms.round_distribution(ms.law_of(store, "quant5:K=2")).pmf(0)
+    array([0. , 0.5, 0.5, 0. ])
+    """
+    chosen = plan(store if isinstance(store, Store) else open_store(store), contender)
+    return chosen.law(0, len(chosen.rollouts))
 
 
 def _first_start(first_start: int | None, convention: str | None) -> int:

@@ -23,6 +23,14 @@ RULE_SETTINGS: dict[str, dict[str, Setting | None]] = {
     **{name: dict(entry.thresholds) for name, entry in LOSSY.items()},
 }
 FORMS = "NAME, or NAME:K=7,rule=block"
+ALLOWED = {
+    "m": "m=2, drafts at each depth",
+    "of": "of=coupling or of=without_replacement_2",
+    "t": "t=0.1, a probability",
+    "alpha": "alpha=0.5, a share of the largest probability",
+    "margin": "margin=0.1, a difference of probabilities",
+}
+RECORDED = ("coupling", "without_replacement_2")
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,9 @@ class Contender:
                 users = [rule for rule, names in RULE_SETTINGS.items() if name in names]
                 told = f"rules {', '.join(users)} use it" if users else "no rule uses it"
                 raise RequestError(f"contender {self}: found setting {name!r} with rule {self.rule}; {told}")
-            if (name == "of") != isinstance(value, str) or (name == "m" and (not isinstance(value, int) or value < 1)):
-                allowed = {"of": "the name of a recorded column", "m": "an integer >= 1"}.get(name, "a number")
+            allowed = {"of": " or ".join(RECORDED), "m": "an integer >= 1"}.get(name, "a number")
+            good = value in RECORDED if name == "of" else isinstance(value, int | float)
+            if not good or (name == "m" and (not isinstance(value, int) or value < 1)):
                 raise RequestError(f"contender {self}: found {name}={value!r}; allowed: {allowed}")
 
     @classmethod
@@ -102,6 +111,9 @@ class Contender:
             key, _, value = item.partition("=")
             if key == "K" and "draft_length" not in options and value.isascii() and value.isdigit():
                 options["draft_length"] = int(value)
+            elif key in ("k", "K") and re.fullmatch(r"\d+(-\d+)?", value):
+                allowed = "one draft length; Contender.parse_all reads a range" if "-" in value else f"K={value}, once"
+                raise RequestError(f"contender {text!r}: found {item!r}; allowed: {allowed}")
             elif key == "rule" and "rule" not in options and value:
                 options["rule"] = value
             elif key.isidentifier() and key not in ("K", "rule", *settings) and value:

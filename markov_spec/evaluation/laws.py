@@ -11,8 +11,9 @@ import numpy as np
 from markov_spec.acceptance import RULES, round_law
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
-from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, Setting
+from markov_spec.evaluation.contender import ALLOWED, RULE_SETTINGS, Contender, Setting
 from markov_spec.store import Store
+from markov_spec.store.schema import MULTI_DRAFTS
 
 DEFAULT_DRAFT_LENGTH = 5
 CHUNK_BYTES = 64 << 20
@@ -175,8 +176,18 @@ def _settings(contender: Contender, rule: str) -> dict[str, Setting]:
     for name, default in RULE_SETTINGS.get(rule, {}).items():
         value = given.get(name, default)
         if value is None:
-            raise RequestError(f"contender {contender}: rule {rule!r} needs {name}; allowed: {name}=...")
+            raise RequestError(f"contender {contender}: rule {rule!r} needs {name}; allowed: {ALLOWED[name]}")
         settings[name] = value
+    if rule in SCALES and settings["m"] not in (1, *MULTI_DRAFTS):
+        allowed = ", ".join(map(str, (1, *MULTI_DRAFTS)))
+        raise RequestError(f"contender {contender}: found m={settings['m']}; allowed: {allowed}, which are recorded")
+    if rule in LOSSY:
+        lossy = LOSSY[rule]
+        try:  # on no positions: the thresholds alone are judged
+            nothing = (np.zeros(0, dtype=int if name == "draft_rank" else float) for name in lossy.reads)
+            lossy.function(*nothing, [0], **settings)
+        except ValueError as error:
+            raise RequestError(f"contender {contender}: {error}") from None
     return settings
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
+from markov_spec.acceptance import RULES
 from markov_spec.arrays import Array, Exactness, RequestError
 from markov_spec.evaluation.contender import Setting
 from markov_spec.evaluation.workload import REPETITIVE, workload_warnings
@@ -45,7 +46,6 @@ class Evaluation:
     settings : mapping of str to str, int or float
         What the rule was told beside the record, defaults filled in.
     draft_length : int
-    exactness : {"exact", "bound", "heuristic", "teacher-forced"}
     first_start : int
     ids, prompt_ids, benchmarks : tuple of str, (R,)
     committed : ndarray, (R,)
@@ -77,7 +77,6 @@ class Evaluation:
     rule: str
     settings: Mapping[str, Setting]
     draft_length: int
-    exactness: Exactness
     first_start: int
     ids: tuple[str, ...]
     prompt_ids: tuple[str, ...]
@@ -104,6 +103,15 @@ class Evaluation:
     def pooled_length(self) -> float | None:
         """Committed tokens per round over all rollouts, the target's own token included."""
         return pooled_length(self.committed, self.rounds)
+
+    @property
+    def exactness(self) -> Exactness:
+        """Of `length`: that of the rule, or ``"bound"`` where the convention leaves an interval."""
+        return self._exactness(np.ones(len(self.ids), dtype=bool))
+
+    def _exactness(self, chosen: Array) -> Exactness:
+        own = RULES[self.rule].exactness
+        return own if self.convention is None or own != "exact" else self._interval(chosen).exactness
 
     @property
     def length(self) -> float | tuple[float, float] | None:
@@ -173,13 +181,12 @@ class Evaluation:
         histograms = self.accepted_histogram[chosen]
         histogram, tested = histograms.sum(0), self.tested[chosen].sum(0)
         interval = None if self.convention is None else self._interval(chosen)
-        exactness = interval.exactness if interval is not None and self.exactness == "exact" else self.exactness
         return {
             "contender": self.contender,
             "drafter": self.drafter,
             "rule": self.rule,
             "draft_length": self.draft_length,
-            "exactness": exactness,
+            "exactness": self._exactness(chosen),
             **group,
             "rollouts": len(tokens),
             "committed_tokens": int(tokens.sum()),
@@ -250,11 +257,19 @@ class Evaluation:
         return pl.DataFrame(rows, schema_overrides=kinds)
 
     def __repr__(self) -> str:
-        length = "no rounds" if self.pooled_length is None else f"{self.pooled_length:.4f} tokens per round"
+        length = self.length
+        if length is None:
+            told = "no rounds"
+        elif isinstance(length, tuple):
+            told = f"{length[0]:.4f} to {length[1]:.4f} tokens per round"
+        else:
+            told = f"{length:.4f} tokens per round"
+        whose = "" if self.convention is None else f" as {self.convention} counts"
+        warned = "".join(f"\nwarning: {warning}" for warning in self.results()[0]["warnings"])
         return (
-            f"Evaluation({self.contender}: {length} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
+            f"Evaluation({self.contender}: {told}{whose} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
             f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, "
-            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)}))"
+            f"{len(self.ids)} rollout{'s' * (len(self.ids) != 1)})){warned}"
         )
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
+from rich.cells import cell_len
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -84,7 +85,10 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     length = "pooled length" if convention is None else f"{convention} length"
     for title in ("K", "tokens", "expected rounds", length):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("acceptance at depth 1, 2, ...", min_width=20)
+    mixed = len({result.exactness for result in results}) > 1
+    if mixed:
+        table.add_column("exactness", no_wrap=True)
+    table.add_column("acceptance at depth 1, 2, ...")
     for result in results:
         for row in result.results(by=by):
             table.add_row(
@@ -95,6 +99,7 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
                 str(row["committed_tokens"]),
                 f"{row['expected_rounds']:.2f}",
                 _length(row),
+                *([row["exactness"]] if mixed else []),
                 " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
             )
     warned: dict[str, None] = {}  # what all contenders share is told once
@@ -102,7 +107,7 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
         for row in result.results(by=by):
             warned |= dict.fromkeys(f"{row['contender']}: {told}" for told in row["warnings"])
     lines = [Text(f"warning: {told}", style="yellow") for told in warned]
-    return Group(table, Text(_footnote(store, results), style="dim"), *lines)
+    return Group(_fitted(table), Text(_footnote(store, results), style="dim"), *lines)
 
 
 def proxies_table(frame: pl.DataFrame) -> Table:
@@ -121,7 +126,9 @@ def proxies_table(frame: pl.DataFrame) -> Table:
     table = _table("contender", *(["benchmark"] if grouped else []), "proxy", "bonus")
     for title in ("value", "exact", "error"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("note", overflow="fold", min_width=20)
+    labels = sorted(set(frame["exactness"]) - {"exact"})
+    table.columns[-2].header = f"exact ({', '.join(labels)})" if labels else "exact"
+    table.add_column("note", overflow="fold")
     for row in frame.to_dicts():
         table.add_row(
             escape(row["contender"]),
@@ -132,7 +139,7 @@ def proxies_table(frame: pl.DataFrame) -> Table:
             "-" if row["error"] is None else f"{row['error']:+.1%}",
             escape(row["note"] or ""),
         )
-    return table
+    return _fitted(table)
 
 
 def _rule(row: Mapping[str, Any]) -> str:
@@ -154,13 +161,13 @@ def _footnote(store: Path, results: Sequence[Evaluation]) -> str:
     if not results:
         return f"{store} holds no drafter."
     count = len(results[0].ids)
-    labels = ", ".join(sorted({row["exactness"] for result in results for row in result.results()}))
+    labels = ", ".join(sorted({result.exactness for result in results}))
     first = "the first token is drafted too" if results[0].first_start == 0 else "the prefill emits the first token"
     convention = results[0].convention
     length = "Pooled length: tokens per expected round, the target's own included."
     if convention is not None:
         length = f"{convention} length: as counted by {CONVENTIONS[convention].summary}"
-        if any(result.exactness == "exact" and isinstance(result.length, tuple) for result in results):
+        if any(isinstance(result.length, tuple) for result in results):
             length += " An interval where the figure depends on what is accepted past the end, which no record holds."
     return (
         f"{labels}; {count} rollout{'s' * (count != 1)}; {first}. {length} "
@@ -210,11 +217,24 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     """
     colors = {"error": "red", "warning": "yellow", "note": "dim"}
     table = _table("", "where")
-    table.add_column("finding", overflow="fold", min_width=40)
+    table.add_column("finding", overflow="fold")
     for finding in findings:
         table.add_row(
             Text(finding.severity, style=colors[finding.severity]), escape(finding.where), escape(finding.message)
         )
+    return _fitted(table)
+
+
+def _fitted(table: Table) -> Table:
+    """Ask for the width below which a column would lose text: its longest line, or word where it may wrap."""
+    widths = []
+    for column in table.columns:
+        cells = (column.header, *column.cells)
+        texts = [cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in cells]
+        plain = [line for text in texts for line in text.plain.splitlines() or [""]]
+        words = plain if column.no_wrap else [word for line in plain for word in line.split() or [""]]
+        widths.append(max(map(cell_len, words), default=0))
+    table.min_width = sum(widths) + 2 * (len(widths) - 1)
     return table
 
 
