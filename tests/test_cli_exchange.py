@@ -1,0 +1,63 @@
+"""Import and export on the command line."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+import markov_spec as ms
+from markov_spec.cli import main
+
+
+@pytest.fixture
+def store(tmp_path):
+    rng = np.random.default_rng(8)
+    drafters = {
+        "auto": ms.Drafts("auto", "autoregressive", "rejection", np.log(rng.uniform(0.1, 1, 9)), np.ones(9, dtype=int)),
+        "block": ms.Drafts("block", "block", "rejection", np.log(rng.uniform(0.1, 1, (9, 3)))),
+    }
+    return ms.write_store(
+        tmp_path / "run", rollout_ids=["a", "b"], prompt_ids=["p", "q"], tokens=rng.integers(0, 9, 9),
+        indptr=[0, 5, 9], log_p=np.log(rng.uniform(0.1, 1, 9)), drafters=drafters,
+        metadata={"sampling": {"temperature": 1.0}, "logprob_space": "processed"},
+    )  # fmt: skip
+
+
+def test_export_and_import_give_the_same_store_invariant(store, tmp_path, capsys):
+    files, back = tmp_path / "files", tmp_path / "back"
+    assert main(["export", str(store.path), "--out", str(files)]) == 0
+    assert "drafts-auto.jsonl" in capsys.readouterr().out
+    words = ["import", str(files / "rollouts.jsonl"), "--out", str(back)]
+    for name in store.drafters:
+        words += ["--drafter", str(files / f"drafts-{name}.jsonl")]
+    assert main(words) == 0
+    assert "2 rollouts, 9 tokens, drafters: auto, block; 0 errors" in capsys.readouterr().out
+    again = ms.open_store(back)
+    assert again.fingerprint == store.fingerprint
+    for name in store.drafters:
+        np.testing.assert_array_equal(ms.evaluate(again, name).rounds, ms.evaluate(store, name).rounds)
+    assert main(words) == 2 and "exists" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+def test_flat_parquet_has_a_row_for_each_position_invariant(store, tmp_path):
+    words = ["export", str(store.path), "--out", str(tmp_path / "flat"), "--format", "parquet", "--drafter", "auto"]
+    assert main(words) == 0
+    frame = pl.read_parquet(tmp_path / "flat" / "drafts-auto.parquet")
+    np.testing.assert_array_equal(frame["log_q"].to_numpy(), store.drafter("auto").log_q)
+    assert not (tmp_path / "flat" / "drafts-block.parquet").exists()
+
+
+def test_faults_are_listed_and_end_with_one_invariant(store, tmp_path, capsys):
+    files = tmp_path / "files"
+    assert main(["export", str(store.path), "--out", str(files), "--drafter", "auto"]) == 0
+    path = files / "rollouts.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1].replace('"id":"a"', '"id":NaN'), *lines[2:]]) + "\n")
+    words = ["import", str(path), "--drafter", f"small={files / 'drafts-auto.jsonl'}", "--out", str(tmp_path / "s")]
+    assert main(words) == 1
+    assert "rollouts.jsonl" in capsys.readouterr().err and not (tmp_path / "s").exists()
+    assert main([*words, "--lenient"]) == 1
+    told = capsys.readouterr()
+    assert "line 2" in told.err and "1 rollout," in told.out
+    assert ms.open_store(tmp_path / "s").drafters == ("small",)
+    assert main([*words[:2], "--out", str(tmp_path / "t"), "--drafter", "x=missing.jsonl"]) == 2
