@@ -249,3 +249,24 @@ def test_registry_invariant():
         module = __import__(f"markov_spec.acceptance.{name.replace('-', '_')}", fromlist=["RULE"])
         assert module.RULE is rule
         assert "Proof." in module.__doc__ or name == "none"
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "independent", "node-recursive", "node-k-seq", "recorded"])
+def test_case_107_runs_of_probability_zero_against_reference(rule):
+    indptr = np.array([0, 7, 10])
+    log_p = np.log([0.5, 0.3, 0.9, 0.2, 0.6, 0.4, 0.8, 0.5, 0.5, 0.7])
+    log_q = np.tile([-0.5, -np.inf, -np.inf, -1.0, -np.inf, -np.inf, -0.25], (10, 1))
+    log_q[[2, 3, 8]] = np.roll(log_q[0], 1), -np.inf, -0.1
+    words = {"node-recursive": {"scale": 2.0}, "node-k-seq": {"scale": 2.0}, "recorded": {"log_accept": log_q}}
+    law = ms.round_law(log_p, log_q, indptr, rule=rule, **words.get(rule, {}))
+    found, rounds, length = law.survival(), ms.solve(law), ms.expected_inverse(law)
+    for s in range(10):
+        end = indptr[np.searchsorted(indptr, s, side="right")]
+        for k in range(7):
+            if s + k >= end or not np.isfinite(log_q[s, : k + 1]).all():
+                assert found[s, k] == 0  # neither NaN nor what follows a zero
+            else:
+                assert found[s, k] > 0
+    assert np.isfinite(rounds.expected).all() and np.isfinite(rounds.variance).all() and np.isfinite(length).all()
+    cells = ms.RoundLaw.from_survival(found, indptr)
+    np.testing.assert_allclose(rounds.expected, ms.solve(cells).expected, rtol=1e-13)
