@@ -256,7 +256,7 @@ def test_case_107_runs_of_probability_zero_against_reference(rule):
     indptr = np.array([0, 7, 10])
     log_p = np.log([0.5, 0.3, 0.9, 0.2, 0.6, 0.4, 0.8, 0.5, 0.5, 0.7])
     log_q = np.tile([-0.5, -np.inf, -np.inf, -1.0, -np.inf, -np.inf, -0.25], (10, 1))
-    log_q[[2, 3, 8]] = np.roll(log_q[0], 1), -np.inf, -0.1
+    log_q[2], log_q[3], log_q[8] = np.roll(log_q[0], 1), -np.inf, -0.1
     words = {"node-recursive": {"scale": 2.0}, "node-k-seq": {"scale": 2.0}, "recorded": {"log_accept": log_q}}
     law = ms.round_law(log_p, log_q, indptr, rule=rule, **words.get(rule, {}))
     found, rounds, length = law.survival(), ms.solve(law), ms.expected_inverse(law)
