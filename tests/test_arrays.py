@@ -165,3 +165,21 @@ def test_refused_rollouts_invariant(changes, message):
 def test_refused_drafts_invariant(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         ms.Drafts(*arguments, **options)
+
+
+@pytest.mark.parametrize("value", [2.0, -1.0, np.nan])
+def test_law_from_arrays_is_checked_invariant(value):
+    for cells in (np.full((3, 2), value), np.full(3, value)):
+        with pytest.raises(ValueError, match=r"accept: rollout 0, position 0.*allowed: 0 to 1"):
+            ms.RoundLaw(cells, [0, 1, 3], 2)
+        assert ms.RoundLaw(cells, [0, 1, 3], 0).depth >= 0  # nothing counts
+    past = np.where(np.array([[0, 1], [0, 0], [0, 1]], dtype=bool), value, 0.5)
+    assert ms.RoundLaw(past, [0, 1, 3]).depth == 2
+    with pytest.raises(ValueError, match="exactness: found 'foo'; allowed: exact, bound"):
+        ms.RoundLaw(np.zeros((3, 2)), [0, 1, 3], exactness="foo")
+
+
+def test_values_that_do_not_count_may_be_anything_invariant():
+    for rule in ("rejection", "independent"):
+        law = ms.round_law(np.zeros(3), np.full(3, np.nan), [0, 1, 3], rule=rule, draft_length=0)
+        assert ms.solve(law).expected.tolist() == [1, 2]

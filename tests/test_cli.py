@@ -184,3 +184,15 @@ def test_rule_with_settings_and_proxies_against_reference(store, capsys):
     assert told == ms.proxies(store, "auto:K=2").to_frame(by="benchmark").to_dicts()
     assert main(["proxies", str(store.path)]) == 0
     assert "uniform_start_length" in capsys.readouterr().out
+
+
+def test_empty_store_in_every_form_invariant(tmp_path, capsys):
+    drafts = ms.Drafts("d", "block", "rejection", np.zeros((0, 2)))
+    ms.write_store(
+        tmp_path / "run", rollout_ids=[], prompt_ids=[], tokens=np.zeros(0, dtype=int), indptr=[0], log_p=np.zeros(0),
+        drafters={"d": drafts},
+    )  # fmt: skip
+    for form in ("table", "json", "csv"):
+        for by in ([], ["--by", "benchmark"]):
+            assert main(["evaluate", str(tmp_path / "run"), "--format", form, *by]) == 0
+            assert "contender" in capsys.readouterr().out or by

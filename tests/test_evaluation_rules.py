@@ -11,6 +11,7 @@ from rich.console import Console
 import markov_spec as ms
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.cli import main
+from markov_spec.evaluation import laws
 from markov_spec.latency import Affine
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.report import evaluation_table
@@ -161,6 +162,7 @@ def test_raw_log_probs_of_other_sampling_are_refused_invariant(tmp_path):
         [
             ("raw", {"temperature": 0.5}, False), (None, {"temperature": 0.5}, False), ("raw", {"top_p": 0.9}, False),
             ("raw", {"temperature": 1.0}, True), ("processed", {"temperature": 0.5}, True), (None, {}, True),
+            (None, {"temperature": 1, "min_p": 0.1}, False), (None, {"temperature": 1, "typical_p": 0.9}, False),
         ]
     ):  # fmt: skip
         metadata = {"sampling": sampling, **({} if space is None else {"logprob_space": space})}
@@ -168,11 +170,45 @@ def test_raw_log_probs_of_other_sampling_are_refused_invariant(tmp_path):
             tmp_path / str(i), **words, log_p=np.log([0.5, 0.4]), drafters=drafters, metadata=metadata
         )
         ms.evaluate(store, "d:rule=match")  # reads no probability
-        if fine:
-            ms.evaluate(store, "d")
-        else:
-            with pytest.raises(ValueError, match=r"logprob_space .* allowed: 'processed'"):
-                ms.evaluate(store, "d")
+        for contender in ("d", "d:rule=independent"):
+            if fine:
+                ms.evaluate(store, contender)
+            else:
+                with pytest.raises(ValueError, match=r"logprob_space .* allowed: 'processed'"):
+                    ms.evaluate(store, contender)
+
+
+def test_raw_log_probs_of_a_drafter_are_refused_invariant(tmp_path):
+    sampling = {"temperature": 0.5}
+    words = {"rollout_ids": ["a"], "prompt_ids": ["p"], "tokens": np.array([1, 2]), "indptr": [0, 2]}
+    drafters = {
+        space: ms.Drafts(
+            space, "autoregressive", "rejection", np.log([0.5, 0.5]),
+            metadata={"sampling": sampling, "logprob_space": space},
+        )
+        for space in ("raw", "processed")
+    }  # fmt: skip
+    store = ms.write_store(
+        tmp_path / "s", **words, log_p=np.log([0.5, 0.4]), drafters=drafters,
+        metadata={"sampling": sampling, "logprob_space": "processed"},
+    )  # fmt: skip
+    ms.evaluate(store, "processed")
+    with pytest.raises(ValueError, match=r"drafter 'raw': metadata: found logprob_space 'raw'"):
+        ms.evaluate(store, "raw")
+
+
+def test_errors_name_the_rollout_by_its_id_invariant(tmp_path):
+    near = np.full(9, 1.00005)  # a sum in float32 may end beyond 1
+    parts = {"multi": {"c_2": 2 - near, "coupling": near}}
+    drafts = ms.Drafts("d", "autoregressive", "rejection", np.full(9, -1.0), parts=parts)
+    words = {"prompt_ids": list("pqr"), "tokens": np.zeros(9, int), "indptr": [0, 3, 6, 9], "log_p": np.full(9, -1.0)}
+    store = ms.write_store(tmp_path / "s", rollout_ids=["first", "second", "third"], **words, drafters={"d": drafts})
+    for contender in ("d:rule=node-recursive,m=2", "d:rule=recorded,of=coupling"):
+        assert (ms.evaluate(store, contender).rounds == 1).all()
+    chosen = laws.plan(store.batch(1, 3), "d:rule=node-recursive,m=2")
+    chosen.columns["scale"][4] = 0.5
+    with pytest.raises(ValueError, match=r"contender d:.*: scale: rollout 'third', position 1: found 0\.5"):
+        chosen.law(0, 2)
 
 
 def test_prices_against_closed_form(store):

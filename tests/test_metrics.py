@@ -356,3 +356,21 @@ def test_counts_by_round_and_by_histogram_agree_invariant():
     for name in ("rounds", "accepted", "proposed", "committed", "drafted", "drafted_rounds", "conditional"):
         assert getattr(by_round, name) == getattr(by_histogram, name)
     assert (by_round.tested == by_histogram.tested).all() and (by_round.histogram == by_histogram.histogram).all()
+
+
+def test_impossible_vectors_are_refused_invariant():
+    for call in (
+        lambda: metrics.pooled_length([40, 200], [10]),
+        lambda: metrics.pooled_length([40], [-10]),
+        lambda: metrics.pooled_length([np.nan], [1]),
+        lambda: metrics.untrimmed_length([5, 5], [2, 2], [1]),
+        lambda: metrics.draft_acceptance(-1, proposed=6),
+        lambda: metrics.largest_share([0, 0], ["a", "b"]),
+        lambda: metrics.leave_one_out([1, 2], [1, 1], ["a"]),
+        lambda: metrics.merge_replays(["a"], [0], [1], [5]),
+        lambda: metrics.RoundCounts.from_accepted([3, 3], 3, bonus="excluded", committed=[1, 4]),
+    ):
+        with pytest.raises(ValueError, match="allowed: "):
+            call()
+    turns = metrics.RoundCounts.from_accepted([[3], [3, 3]], 3, bonus="excluded", committed=[[1], [4, 2]])
+    assert turns.committed == 7

@@ -34,7 +34,7 @@ def law(inputs: Inputs) -> RoundLaw:
     else:
         depth = log_q.shape[1] if log_q.ndim == 2 else int(np.max(length, initial=0))
     accept = ratio_cells(_numba.block, inputs, log_q, length, depth, log_p=inputs.target_log_probs)
-    return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
+    return RoundLaw.trusted(accept, inputs.indptr, length, RULE.exactness)
 
 
 def verify(this: Round) -> Tokens:

@@ -298,7 +298,7 @@ RULES = tuple(Rule(name, "lossy", ("hit",), "teacher-forced", law) for name in L
 
 def _check_threshold(name: str, value: Any, low: float, high: float) -> None:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
+    if not number or not low <= value <= high or value == np.inf:
         raise ValueError(f"{name}: found {value!r}; allowed: a number from {low} to {high}")
 
 

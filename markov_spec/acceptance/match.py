@@ -28,7 +28,7 @@ def law(inputs: Inputs) -> RoundLaw:
         accept, length = hit.astype(np.float32), inputs.lengths(hit)
     if accept.ndim == 2 and isinstance(length, int):
         accept = accept[:, :length]
-    return RoundLaw(accept, inputs.indptr, length, RULE.exactness)
+    return RoundLaw.trusted(accept, inputs.indptr, length, RULE.exactness)
 
 
 def _one_hot(inputs: Inputs) -> tuple[Array, int | Array]:

@@ -40,11 +40,13 @@ def product_law(
     if log_p is None:
         log_p = np.zeros(len(values))
     run = partial(ratio_cells, _numba.rejection, inputs, values, log_p=log_p, name=name, finish=finish)
+    if values.ndim == 1 and not np.any(length):
+        return RoundLaw.trusted(np.zeros_like(values), inputs.indptr, length, exactness)  # no value counts
     if values.ndim == 1:
         # A round of one draft from every position: the acceptance at a position is the same whatever the start.
-        return RoundLaw(run(1, 1)[:, 0], inputs.indptr, length, exactness)
+        return RoundLaw.trusted(run(1, 1)[:, 0], inputs.indptr, length, exactness)
     depth = length if isinstance(length, int) else values.shape[1]
-    return RoundLaw(run(length, depth), inputs.indptr, length, exactness)
+    return RoundLaw.trusted(run(length, depth), inputs.indptr, length, exactness)
 
 
 def scaled_law(inputs: Inputs, exactness: Exactness, *, zero: bool = False) -> RoundLaw:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,10 @@ from markov_spec.arrays.rows import cells_inside
 Exactness = Literal["exact", "bound", "heuristic", "teacher-forced"]
 
 
-def _check_unit(values: Array, indptr: npt.NDArray[np.int64], name: str) -> None:
+def _check_unit(values: Array, indptr: npt.NDArray[np.int64], name: str, length: int | Array | None = None) -> None:
     if values.ndim != 2:
         raise ValueError(f"{name}: found shape {values.shape}; allowed: (N, K), depth 1..K")
-    bad = ~((values >= 0) & (values <= 1 + LOG_TOLERANCE)) & cells_inside(indptr, values.shape[1])
+    bad = ~((values >= 0) & (values <= 1 + LOG_TOLERANCE)) & cells_inside(indptr, values.shape[1], length)
     if bad.any():
         row, column = (int(j) for j in np.unravel_index(int(np.argmax(bad)), bad.shape))
         raise ValueError(
@@ -29,7 +29,7 @@ def _check_unit(values: Array, indptr: npt.NDArray[np.int64], name: str) -> None
 class RoundLaw:
     """How many drafts a round accepts, from every start: all that the engine knows of a drafter and a rule.
 
-    Made by ``round_law``, ``from_acceptance`` or ``from_survival``.
+    Made by ``round_law``, ``from_acceptance`` or ``from_survival``, or from arrays as here.
 
     Parameters
     ----------
@@ -40,6 +40,11 @@ class RoundLaw:
     draft_length : int or array of int32, (N,), optional
         ``L[s]``: drafts proposed from each start. Required in the ``positions`` form; absent means ``K`` for cells.
     exactness : {"exact", "bound", "heuristic", "teacher-forced"}
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, or a cell that counts is NaN or outside [0, 1].
 
     Notes
     -----
@@ -52,6 +57,13 @@ class RoundLaw:
     exactness: Exactness = "exact"
 
     def __post_init__(self) -> None:
+        self._settle()
+        if self.depth:
+            positions = self.form == "positions"
+            cells = self.accept[:, None] if positions else self.accept
+            _check_unit(cells, self.indptr, "accept", None if positions else self.draft_length)
+
+    def _settle(self) -> None:
         accept = as_float(self.accept, "accept")
         if accept.ndim not in (1, 2):
             raise ValueError(f"accept: found shape {accept.shape}; allowed: (N, K) or (N,)")
@@ -59,6 +71,19 @@ class RoundLaw:
         object.__setattr__(self, "indptr", check_indptr(self.indptr, accept.shape[0]))
         recorded = accept.shape[1] if accept.ndim == 2 else None
         object.__setattr__(self, "draft_length", check_draft_length(self.draft_length, self.indptr, recorded))
+        if self.exactness not in get_args(Exactness):
+            raise ValueError(f"exactness: found {self.exactness!r}; allowed: {', '.join(get_args(Exactness))}")
+
+    @classmethod
+    def trusted(
+        cls, accept: Array, indptr: Array, draft_length: int | Array | None = None, exactness: Exactness = "exact"
+    ) -> RoundLaw:
+        """Make a law of acceptances that are known to be probabilities, without reading them."""
+        law = cls.__new__(cls)
+        for name, value in zip(cls.__match_args__, (accept, indptr, draft_length, exactness), strict=True):
+            object.__setattr__(law, name, value)
+        law._settle()
+        return law
 
     @classmethod
     def from_acceptance(cls, a: Array, indptr: Array) -> RoundLaw:
@@ -84,7 +109,7 @@ class RoundLaw:
         """
         values = as_float(a, "a")
         _check_unit(values, check_indptr(indptr, len(values) if values.ndim else None), "a")
-        return cls(np.minimum(values, 1), indptr)
+        return cls.trusted(np.minimum(values, 1), indptr)
 
     @classmethod
     def from_survival(cls, S: Array, indptr: Array) -> RoundLaw:
@@ -121,7 +146,7 @@ class RoundLaw:
                 f"{before[row, column]}; a survival never rises"
             )
         ratio = np.divide(values, before, out=np.zeros_like(values), where=before > 0)
-        return cls(np.minimum(ratio, 1), offsets)
+        return cls.trusted(np.minimum(ratio, 1), offsets)
 
     @property
     def form(self) -> Literal["cells", "positions"]:

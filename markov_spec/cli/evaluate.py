@@ -149,7 +149,8 @@ def _contenders(
 ) -> list[Contender]:
     chosen = []
     for text in texts or store.drafters:
-        named = text if rule is None or "rule=" in text else f"{text}{',' if ':' in text else ':'}rule={rule}"
+        bare = text.rstrip(":")
+        named = text if rule is None or "rule=" in text else f"{bare}{',' if ':' in bare else ':'}rule={rule}"
         for given in Contender.parse_all(named):
             length = draft_length if given.draft_length is None else given.draft_length
             chosen.append(Contender(given.drafter, rule=given.rule, draft_length=length, settings=given.settings))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,8 @@ from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
 from markov_spec.evaluation.contender import ALLOWED, RULE_SETTINGS, Contender, Setting
 from markov_spec.store import Store
-from markov_spec.store.schema import MULTI_DRAFTS
+from markov_spec.store.metadata import drawn_as_recorded
+from markov_spec.store.schema import MULTI_DRAFTS, SUM_TOLERANCE
 
 DEFAULT_DRAFT_LENGTH = 5
 CHUNK_BYTES = 64 << 20
@@ -65,14 +68,26 @@ class Plan:
         offsets = self.rollouts.indptr[first : last + 1]
         rows = slice(int(offsets[0]), int(offsets[-1]))
         offsets = offsets - offsets[0]
-        return round_law(
-            self.rollouts.log_p[rows],
-            self._cut(self.drafts.log_q, rows),
-            offsets,
-            rule=self.rule,
-            draft_length=self.lengths(rows),
-            **self._options(rows, offsets),
-        )
+        with self._named(first):
+            return round_law(
+                self.rollouts.log_p[rows],
+                self._cut(self.drafts.log_q, rows),
+                offsets,
+                rule=self.rule,
+                draft_length=self.lengths(rows),
+                **self._options(rows, offsets),
+            )
+
+    @contextmanager
+    def _named(self, first: int) -> Iterator[None]:
+        # Rules count rollouts from the first of their arrays; whoever reads the error knows them by id.
+        try:
+            yield
+        except ValueError as error:
+            told = re.sub(
+                r"rollout (\d+)", lambda found: f"rollout {self.rollouts.ids[first + int(found[1])]!r}", str(error)
+            )
+            raise ValueError(f"contender {self.contender}: {told}") from error
 
     def _cut(self, values: Array, rows: slice) -> Array:
         return values[rows] if values.ndim == 1 else values[rows, : self.draft_length]
@@ -84,14 +99,19 @@ class Plan:
         if self.rule == "independent":
             return {"drafts": self.settings["m"]}
         if self.rule in SCALES:
-            return {"scale": columns.get("scale", 1)}
+            return {"scale": _rounded(columns["scale"], np.maximum) if columns else 1}
         if self.rule == "recorded":
             with np.errstate(divide="ignore"):
-                return {"log_accept": np.log(columns["accept"])}
+                return {"log_accept": np.log(_rounded(columns["accept"], np.minimum))}
         if self.rule in LOSSY:
             lossy = LOSSY[self.rule]
             return {"hit": lossy.function(*(columns[name] for name in lossy.reads), offsets, **self.settings)}
         return {}
+
+
+def _rounded(values: Array, nearest: Callable[[Array, int], Array]) -> Array:
+    # A sum over a vocabulary in float32 may end a little beyond 1.
+    return np.where(np.abs(values - 1) <= SUM_TOLERANCE, nearest(values, 1), values)
 
 
 def plans(store: Store, contender: Contender | str) -> Iterator[Plan]:
@@ -142,8 +162,8 @@ def plan(store: Store, contender: Contender | str) -> Plan:
     chosen = _chosen(store, contender)
     drafts = store.drafter(chosen.drafter)
     rule = _rule(chosen, drafts)
-    if "log_p" in RULES[rule].needs:
-        _check_space(store)
+    if rule not in ("match", "none"):
+        _check_space(store, drafts)
     settings = _settings(chosen, rule)
     columns = _columns(store, chosen, rule, settings)
     return Plan(store, chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
@@ -204,15 +224,19 @@ def _draft_length(contender: Contender, drafts: Drafts, rule: str) -> int:
     return depth
 
 
-def _check_space(store: Store) -> None:
+def _check_space(store: Store, drafts: Drafts) -> None:
     # Raw log-probabilities are those of the plain softmax; ratios of them are no acceptance under another sampling.
-    sampling, space = store.metadata.get("sampling") or {}, store.metadata.get("logprob_space")
-    plain = (sampling.get("temperature", 1), sampling.get("top_k", 0), sampling.get("top_p", 1)) == (1, 0, 1)
-    if not plain and space != "processed":
-        raise ValueError(
-            f"{store.path}: metadata: found logprob_space {space!r} with sampling {sampling}; allowed: 'processed', "
-            "the log-probabilities of the distributions that tokens are drawn from"
-        )
+    own, target = drafts.metadata, store.metadata
+    sampling = target.get("sampling")
+    described: list[tuple[str, Mapping[str, Any], Any]] = [(f"{store.path}: metadata", target, sampling)]
+    if own.get("logprob_space") is not None:
+        described.append((f"{store.path}: drafter {drafts.name!r}: metadata", own, own.get("sampling", sampling)))
+    for where, facts, drawn in described:
+        if not drawn_as_recorded(facts, drawn):
+            raise ValueError(
+                f"{where}: found logprob_space {facts.get('logprob_space')!r} with sampling {drawn}; allowed: "
+                "'processed', the log-probabilities of the distributions that tokens are drawn from"
+            )
 
 
 def _columns(store: Store, contender: Contender, rule: str, settings: Mapping[str, Setting]) -> dict[str, Array]:

@@ -246,15 +246,17 @@ class Evaluation:
         polars.DataFrame
             As `results`, with the rates in the list columns ``unconditional`` and ``conditional``.
         """
-        rows = []
-        for result in self.results(by=by):
+        found, rows = self.results(by=by), []
+        nothing = self._result(np.zeros(len(self.ids), dtype=bool), {"benchmark": ""})  # for the columns
+        for result in found or [nothing]:
             rates, settings = result.pop("acceptance_by_depth"), result.pop("settings")
             rows.append({**result, "settings": ",".join(f"{k}={v}" for k, v in settings.items()), **rates})
         kinds: dict[str, Any] = {name: pl.Float64 for row in rows for name, value in row.items() if value is None}
         lists = ("unconditional", "conditional", "accepted_histogram", "tested_by_depth", "convention_length")
         kinds |= {name: pl.List(pl.Float64) for name in lists}
         kinds |= {"warnings": pl.List(pl.String), "convention": pl.String}
-        return pl.DataFrame(rows, schema_overrides=kinds)
+        frame = pl.DataFrame(rows, schema_overrides=kinds)
+        return frame if found else frame.clear()
 
     def __repr__(self) -> str:
         length = self.length

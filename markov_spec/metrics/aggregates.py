@@ -33,7 +33,8 @@ def pooled_length(committed: Any, rounds: Any) -> float | None:
     >>> pooled_length([40, 200], [10, 100])
     2.1818181818181817
     """
-    return ratio(float(np.sum(committed)), float(np.sum(rounds)))
+    tokens, expected = _pair(committed, rounds)
+    return ratio(float(np.sum(tokens)), float(np.sum(expected)))
 
 
 def request_mean(tokens: Any, expected_inverse: Any) -> float | None:
@@ -181,7 +182,9 @@ def untrimmed_length(tokens: Any, rounds: Any, overshoot: Any) -> float | None:
     >>> untrimmed_length([5, 5], [2, 2], [1, 0])
     2.75
     """
-    return ratio(float(np.sum(tokens)) + float(np.sum(overshoot)), float(np.sum(rounds)))
+    committed, expected = _pair(tokens, rounds)
+    _pair(tokens, overshoot, "overshoot")
+    return ratio(float(np.sum(committed)) + float(np.sum(overshoot)), float(np.sum(expected)))
 
 
 def overshoot(histogram: Any, committed: Any) -> Array:
@@ -284,12 +287,16 @@ def largest_share(committed: Any, groups: Sequence[str]) -> tuple[str, float]:
     ('b', 0.6666666666666666)
     """
     tokens = _sums(committed, groups)
+    if not any(tokens.values()):
+        raise ValueError(f"committed: found no token in {len(groups)} rollouts; allowed: some above 0")
     group = max(tokens, key=lambda name: tokens[name])
     return group, tokens[group] / math.fsum(tokens.values())
 
 
 def _sums(values: Any, groups: Sequence[str]) -> dict[str, float]:
     sums = dict.fromkeys(groups, 0.0)
+    if np.shape(values) != (len(groups),):
+        raise ValueError(f"groups: found {len(groups)} for values of shape {np.shape(values)}; allowed: one for each")
     for group, value in zip(groups, np.asarray(values, dtype=np.float64).tolist(), strict=True):
         sums[group] += value
     return sums
@@ -321,6 +328,16 @@ def surprise_z(log_p: Array, entropy: Array, varentropy: Array) -> float | None:
         return None
     surplus = -float(np.sum(log_p, dtype=np.float64)) - float(np.sum(entropy, dtype=np.float64))
     return surplus / math.sqrt(spread)
+
+
+def _pair(tokens: Any, other: Any, name: str = "rounds") -> tuple[Array, Array]:
+    # Vectors, or the sums of a whole log.
+    committed, values = np.asarray(tokens, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if committed.shape != values.shape:
+        raise ValueError(f"{name}: found shape {values.shape} for tokens {committed.shape}; allowed: the same")
+    for what, given in (("tokens", committed), (name, values)):
+        _refuse(np.atleast_1d(~((given >= 0) & (given < np.inf))), what, np.atleast_1d(given), "finite numbers >= 0")
+    return committed, values
 
 
 def _vectors(tokens: Any, other: Any, name: str) -> tuple[Array, Array]:

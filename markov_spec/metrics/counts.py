@@ -119,6 +119,7 @@ class RoundCounts:
             delivered = shape.integers("committed", committed, least=1)
             shape.refuse(delivered > taken + 1, "committed", delivered, "at most the accepted drafts and one")
             cut = delivered <= taken
+            shape.refuse(cut & ~shape.last(), "committed", delivered, "all of a round that is not the last of its turn")
             taken = np.where(cut, delivered - (end_token == "target"), taken)
             made = None if made is None else np.where(cut, taken, made)
         return _count(taken, made, lost, int(delivered.sum()), shape.turns(taken), findings)
@@ -247,6 +248,10 @@ class _Shape:
     def __init__(self, given: Sequence[Any]) -> None:
         self.by_turn = len(given) > 0 and all(isinstance(turn, Sequence | np.ndarray) for turn in given)
         self.sizes = [len(turn) for turn in given] if self.by_turn else [len(given)]
+
+    def last(self) -> npt.NDArray[np.bool_]:
+        ends = np.cumsum(self.sizes)[np.array(self.sizes) > 0] - 1
+        return np.isin(np.arange(sum(self.sizes)), ends)
 
     def where(self, i: int) -> str:
         if not self.by_turn:

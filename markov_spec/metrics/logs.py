@@ -193,8 +193,8 @@ def merge_replays(
     Raises
     ------
     ValueError
-        If the sequences differ in length, or a repeated record is neither the same again nor a replay: the accepted
-        drafts of a round first logged with none, all accepted.
+        If the sequences differ in length, more drafts are accepted than proposed, or a repeated record is neither the
+        same again nor a replay: the accepted drafts of a round first logged with none, all accepted.
 
     Examples
     --------
@@ -208,6 +208,11 @@ def merge_replays(
     replays = []
     for i, key in enumerate(zip(requests, starts, strict=True)):
         record = (proposed[i], accepted[i])
+        if not 0 <= record[1] <= record[0]:
+            raise ValueError(
+                f"record {i}: request {key[0]!r}, start {key[1]}: found {record[1]} of {record[0]} drafts accepted; "
+                "allowed: 0 up to all of them"
+            )
         if key not in rounds:
             rounds[key] = record
             continue

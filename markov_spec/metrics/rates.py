@@ -200,6 +200,6 @@ def draft_acceptance(accepted: float, *, proposed: float) -> float | None:
     >>> draft_acceptance(20, proposed=10 * 15), draft_acceptance(20, proposed=10 * 3)
     (0.13333333333333333, 0.6666666666666666)
     """
-    if accepted > proposed * (1 + ROUNDING):
-        raise ValueError(f"accepted: found {accepted} of {proposed} proposed drafts; allowed: at most all of them")
+    if not 0 <= accepted <= proposed * (1 + ROUNDING):
+        raise ValueError(f"accepted: found {accepted} of {proposed} proposed drafts; allowed: 0 up to all of them")
     return ratio(float(accepted), float(proposed))

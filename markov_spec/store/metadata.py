@@ -45,6 +45,7 @@ _SAMPLING: Mapping[str, Check] = {
     "temperature": ("a number >= 0", lambda v: _number(v) and v >= 0),
     "top_k": ("an integer", _integer),
     "top_p": ("a number above 0, up to 1", lambda v: _number(v) and 0 < v <= 1),
+    "min_p": ("a number from 0 to 1", lambda v: _number(v) and 0 <= v <= 1),
     "order": ("a list of text", lambda v: isinstance(v, list) and all(isinstance(i, str) for i in v)),
 }
 
@@ -53,6 +54,21 @@ def _check_known(values: Mapping[str, Any], known: Mapping[str, Check], where: s
     for key, (allowed, good) in known.items():
         if key in values and values[key] is not None and not good(values[key]):
             raise ValueError(f"{where}.{key}: found {values[key]!r}; allowed: {allowed}")
+
+
+_NEUTRAL: Mapping[str, float] = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+_NO_FILTER = ("order", "joint")
+
+
+def drawn_as_recorded(facts: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> bool:
+    """Whether log-probabilities that ``facts`` describe are those of the distribution that ``sampling`` draws from.
+
+    They are if they are said to be processed, or if nothing is done to the plain softmax. A setting that is not known
+    counts as a filter.
+    """
+    given = {key: value for key, value in (sampling or {}).items() if value is not None and key not in _NO_FILTER}
+    untouched = all(key in _NEUTRAL and value == _NEUTRAL[key] for key, value in given.items())
+    return untouched or facts.get("logprob_space") == "processed"
 
 
 def checked_metadata(metadata: Mapping[str, Any], where: str = "metadata") -> dict[str, Any]:

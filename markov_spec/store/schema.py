@@ -124,7 +124,8 @@ DRAFTER_PARTS: Mapping[str, Part] = {
     "multi": {
         "coupling": _unit("block"),
         "without_replacement_2": _unit("block"),
-        **{f"{scale}_{m}": Column(FLOAT, ("block",)) for scale in ("c", "rho") for m in MULTI_DRAFTS},
+        **{f"c_{m}": Column(FLOAT, ("block",), low=1) for m in MULTI_DRAFTS},
+        **{f"rho_{m}": Column(FLOAT, ("block",)) for m in MULTI_DRAFTS},
         **{f"transport_{m}_{end}": _unit("block") for m in MULTI_DRAFTS for end in ("low", "high")},
     },
     "relaxed": {"draft_log_p": _log("block"), "draft_rank": _rank("block")},

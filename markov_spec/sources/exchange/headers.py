@@ -11,7 +11,7 @@ from markov_spec.arrays import ABSENT, Kind
 from markov_spec.sources.exchange.faults import Log, shown
 from markov_spec.sources.exchange.lines import Line
 from markov_spec.store import check_name
-from markov_spec.store.metadata import checked_metadata
+from markov_spec.store.metadata import checked_metadata, drawn_as_recorded
 from markov_spec.store.schema import DRAFTER_PARTS, TARGET_PARTS, Column, Part
 
 VERSION = 1
@@ -135,9 +135,7 @@ def read_drafts_header(line: Line, name: str | None, target: Header, log: Log) -
 
 def acceptance_known(own: Mapping[str, Any], drawn: Mapping[str, Any]) -> bool:
     """Whether the log-probabilities described by ``own`` are those of what is drawn as ``drawn`` says."""
-    sampling = drawn.get("sampling") or {}
-    plain = (sampling.get("temperature", 1), sampling.get("top_k", 0), sampling.get("top_p", 1)) == (1, 0, 1)
-    return plain or own.get("logprob_space") == "processed"
+    return drawn_as_recorded(own, drawn.get("sampling"))
 
 
 def _check_form(line: Line, form: str, known: Sequence[str], log: Log) -> None:
