@@ -3,6 +3,7 @@
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
+from markov_spec.drafting import DraftTree, TreeRanks, build_tree, fit_static_tree, next_tokens, tree_law, tree_ranks
 from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, law_of, proxies
 from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.sources import (
@@ -17,6 +18,7 @@ from markov_spec.store import Store, StoreWriter, add_drafter, open_store, write
 
 __all__ = [
     "Contender",
+    "DraftTree",
     "Drafts",
     "Evaluation",
     "ImportReport",
@@ -28,15 +30,19 @@ __all__ = [
     "Rounds",
     "Store",
     "StoreWriter",
+    "TreeRanks",
     "add_drafter",
+    "build_tree",
     "compare_scores",
     "evaluate",
     "expected_inverse",
     "export_jsonl",
     "export_parquet",
     "first_divergence",
+    "fit_static_tree",
     "import_jsonl",
     "law_of",
+    "next_tokens",
     "open_store",
     "proxies",
     "round_distribution",
@@ -44,5 +50,7 @@ __all__ = [
     "simulate",
     "simulate_decoding",
     "solve",
+    "tree_law",
+    "tree_ranks",
     "write_store",
 ]

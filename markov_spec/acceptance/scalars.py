@@ -226,7 +226,7 @@ def stop_aware_cost(p: Any, q: Any, stops: Sequence[int]) -> Any:
     """
     xp, p, q = as_float64(p=p, q=q)
     size = p.shape[-1]
-    wrong = [v for v in stops if not 0 <= v < size]
+    wrong = [v for v in stops if not isinstance(v, int | np.integer) or not 0 <= v < size]
     if wrong:
         raise ValueError(f"stops: found {wrong[0]}; allowed: token ids 0 to {size - 1}")
     ordinary = np.ones(size)
@@ -356,6 +356,9 @@ def as_float64(**given: Any) -> tuple[Any, ...]:
 
 def beside_token(xp: Any, p: Any, q: Any, x: Any) -> tuple[Any, Any, Any]:
     """Broadcast distributions (..., V) and realised tokens, which become (..., 1)."""
-    at = xp.astype(xp.asarray(x, device=device(p)), xp.int64)
+    given = xp.asarray(x, device=device(p))
+    if not xp.isdtype(given.dtype, "integral") or bool(xp.any((given < 0) | (given >= p.shape[-1]))):
+        raise ValueError(f"x: found {x}; allowed: token ids 0 to {p.shape[-1] - 1}")
+    at = xp.astype(given, xp.int64)
     p, q, at = xp.broadcast_arrays(p, q, at[..., None])
     return p, q, at[..., :1]

@@ -1,4 +1,4 @@
-"""The command that runs models."""
+"""The commands that run models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ import typer
 from markov_spec.arrays import RequestError
 from markov_spec.cli.output import app
 
+Target = Annotated[str, typer.Option(help="[b]hf:PATH[/b], a model folder or GGUF file on disk.")]
+DraftTemperature = Annotated[
+    float | None, typer.Option(min=0, help="Of the drafters; the target's by default. 0: their likeliest token.")
+]
+DrafterTop = Annotated[int, typer.Option(min=0, help="Keep each drafter's n likeliest tokens.")]
+WithDivergence = Annotated[bool, typer.Option("--divergence", help="Keep overlap and KL of each drafter.")]
+WithScalars = Annotated[
+    bool,
+    typer.Option(
+        "--scalars", help="Keep every scalar, for rules of several drafts and lossy rules too; takes far longer."
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run of the same request was interrupted.")]
+
 
 @app.command("record")
 def record_command(
-    target: Annotated[str, typer.Option(help="[b]hf:PATH[/b], a model folder or GGUF file on disk.")],
+    target: Target,
     prompts: Annotated[
         Path,
         typer.Option(
@@ -30,28 +44,30 @@ def record_command(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability; 1 keeps all.")] = 1.0,
-    draft_temperature: Annotated[
-        float | None, typer.Option(min=0, help="Of the drafters; the target's by default. 0: their likeliest token.")
-    ] = None,
+    min_p: Annotated[float, typer.Option(help="Keep tokens of this share of the likeliest's; 0 keeps all.")] = 0.0,
+    order: Annotated[
+        str, typer.Option(help="Of these four; [b]joint[/b] stands for the filters all measured on one distribution.")
+    ] = "temperature,top_k,top_p,min_p",
+    draft_temperature: DraftTemperature = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     rollouts_per_prompt: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 16,
     target_top: Annotated[int, typer.Option(min=0, help="Keep the target's n likeliest tokens; 0 keeps none.")] = 0,
-    drafter_top: Annotated[int, typer.Option(min=0, help="Keep each drafter's n likeliest tokens.")] = 0,
-    divergence: Annotated[bool, typer.Option("--divergence", help="Keep overlap and KL of each drafter.")] = False,
-    scalars: Annotated[
-        bool,
-        typer.Option(
-            "--scalars", help="Keep every scalar, for rules of several drafts and lossy rules too; takes far longer."
-        ),
-    ] = False,
+    drafter_top: DrafterTop = 0,
+    divergence: WithDivergence = False,
+    scalars: WithScalars = False,
+    resume: Resume = False,
 ) -> None:
     """Record a target's rollouts and what each drafter would have drafted. Needs the [b]hf[/b] extra.
 
     SPEC of a drafter:
 
     [b]hf:PATH[/b]              a model of the same vocabulary
+
+    [b]hf:PATH?d2t=offsets[/b]  a model whose head is of a part of it, told by its tensor d2t; or [b]d2t=absolute[/b]
+
+    [b]hf:PATH?pad=128[/b]      a model whose vocabulary differs by up to so many columns of padding
 
     [b]skip:10,14,18[/b]        the target without these layers
 
@@ -65,28 +81,19 @@ def record_command(
 
     markov-spec record --target hf:my-model --drafter small=hf:my-drafter --prompts prompts.jsonl --out store
     """
-    for module in ("torch", "transformers"):
-        if importlib.util.find_spec(module) is None:
-            raise RequestError(f"recording needs {module}: pip install 'markov-spec[hf]'")
-    from transformers.utils import logging
-
+    _need_models()
     from markov_spec.sources import record
 
-    logging.disable_progress_bar()
-    specs: dict[str, Any] = {}
-    for text in drafter or []:
-        name, _, spec = text.partition("=")
-        if not name or not spec or name in specs:
-            raise typer.BadParameter(f"found {text!r}; allowed: NAME=SPEC, each name once", param_hint="--drafter")
-        specs[name] = spec
     store = record(
         target,
-        specs,
+        _specs(drafter),
         prompts,
         out,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        order=order.split(","),
         draft_temperature=draft_temperature,
         max_new_tokens=max_new_tokens,
         rollouts_per_prompt=rollouts_per_prompt,
@@ -96,5 +103,62 @@ def record_command(
         drafter_top=drafter_top,
         divergence=divergence,
         scalars=scalars,
+        resume=resume,
     )
     typer.echo(f"{out}: {store.rollouts()!r}, drafters: {', '.join(store.drafters) or 'none'}")
+
+
+@app.command("record-drafters")
+def record_drafters_command(
+    store: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A store that record wrote.")],
+    target: Target,
+    drafter: Annotated[list[str], typer.Option(metavar="NAME=SPEC", help="May be given often; as in record.")],
+    draft_temperature: DraftTemperature = None,
+    drafter_top: DrafterTop = 0,
+    divergence: WithDivergence = False,
+    scalars: WithScalars = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace drafters of these names.")] = False,
+    resume: Resume = False,
+) -> None:
+    """Record more drafters on the rollouts of a store. Needs the [b]hf[/b] extra.
+
+    Nothing is generated again: the target must be the store's own, and how it sampled is read from the store.
+
+    For example:
+
+    markov-spec record-drafters store --target hf:my-model --drafter lookup=ngram:3
+    """
+    _need_models()
+    from markov_spec.sources import record_drafters
+
+    found = record_drafters(
+        store,
+        target,
+        _specs(drafter),
+        draft_temperature=draft_temperature,
+        drafter_top=drafter_top,
+        divergence=divergence,
+        scalars=scalars,
+        overwrite=overwrite,
+        resume=resume,
+    )
+    typer.echo(f"{store}: drafters: {', '.join(found.drafters)}")
+
+
+def _need_models() -> None:
+    for module in ("torch", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            raise RequestError(f"recording needs {module}: pip install 'markov-spec[hf]'")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _specs(given: list[str] | None) -> dict[str, Any]:
+    specs: dict[str, Any] = {}
+    for text in given or []:
+        name, _, spec = text.partition("=")
+        if not name or not spec or name in specs:
+            raise typer.BadParameter(f"found {text!r}; allowed: NAME=SPEC, each name once", param_hint="--drafter")
+        specs[name] = spec
+    return specs

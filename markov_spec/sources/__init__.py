@@ -23,10 +23,13 @@ from markov_spec.sources.exchange import (
 if TYPE_CHECKING:
     from markov_spec.sources.drafters import BlockDrafter
     from markov_spec.sources.recorder import record
+    from markov_spec.sources.rescore import record_drafters
+    from markov_spec.sources.vocabulary import DraftVocabulary
 
 __all__ = [
     "BlockDrafter",
     "Divergence",
+    "DraftVocabulary",
     "Fault",
     "ImportReport",
     "LineError",
@@ -37,9 +40,15 @@ __all__ = [
     "first_divergence",
     "import_jsonl",
     "record",
+    "record_drafters",
 ]
 
-_NEED_TORCH = {"BlockDrafter": "markov_spec.sources.drafters", "record": "markov_spec.sources.recorder"}
+_NEED_TORCH = {
+    "BlockDrafter": "markov_spec.sources.drafters",
+    "DraftVocabulary": "markov_spec.sources.vocabulary",
+    "record": "markov_spec.sources.recorder",
+    "record_drafters": "markov_spec.sources.rescore",
+}
 
 
 def __getattr__(name: str) -> Any:

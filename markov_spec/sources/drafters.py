@@ -20,6 +20,9 @@ from torch import Tensor
 
 from markov_spec.arrays import RequestError
 from markov_spec.sources.models import CausalLM, load_hf, round_weights, skip_layers
+from markov_spec.sources.rows import Rows
+from markov_spec.sources.vocabulary import FORMS as MAPS
+from markov_spec.sources.vocabulary import IDENTITY, DraftVocabulary
 
 FORMS = {
     "hf": r".+",
@@ -29,6 +32,7 @@ FORMS = {
     "py": r"[\w.]+:\w+",
 }
 SPECS = "hf:PATH, skip:10,14,18, round:5, ngram:3 or ngram:3,10, py:module:object"
+OPTIONS = rf"|d2t=({'|'.join(MAPS)})|pad=\d+"
 CELL_BYTES = 256 << 20
 SUM_TOLERANCE = 0.01
 
@@ -43,13 +47,15 @@ class BlockDrafter(Protocol):
         Draft length ``K``.
     hidden_layers : sequence of int
         Which of the target's hidden states it reads (0: embeddings, -1: the last); may be empty.
+    vocabulary : DraftVocabulary, optional
+        Which of the target's ids its ``V`` columns stand for; without it, they are the target's.
     """
 
     depth: int
     hidden_layers: Sequence[int]
 
     def log_probs(self, tokens: Tensor, hidden: Tensor | None, starts: Tensor) -> Tensor:
-        """Log-probabilities of the blocks begun at each start, at temperature 1.
+        """Log-probabilities of the blocks begun at each start, at temperature 1, in any float type.
 
         Parameters
         ----------
@@ -65,6 +71,7 @@ class BlockDrafter(Protocol):
         Returns
         -------
         Tensor, (B, M, K, V)
+            Rows whose probabilities sum to 1 within 1 %; they are divided by their sum in float64.
         """
 
 
@@ -135,9 +142,11 @@ def check_spec(spec: str, *, target: bool = False) -> tuple[str, str]:
     """
     kind, _, rest = spec.partition(":")
     form = FORMS.get(kind)
-    if form is None or not re.fullmatch(form, rest) or (target and kind != "hf"):
+    if form is None or not re.fullmatch(form, rest) or (target and (kind != "hf" or "?" in rest)):
         role, allowed = ("target", "hf:PATH, a model folder or GGUF file on disk") if target else ("drafter", SPECS)
         raise RequestError(f"{role}: found {spec!r}; allowed: {allowed}")
+    if kind == "hf" and not re.fullmatch(OPTIONS, rest.partition("?")[2]):
+        raise RequestError(f"drafter: found {spec!r}; allowed: hf:PATH, hf:PATH?d2t={'|'.join(MAPS)}, hf:PATH?pad=N")
     return kind, rest
 
 
@@ -147,10 +156,12 @@ def parse_drafter(spec: str, target: CausalLM) -> Drafter:
     Parameters
     ----------
     spec : str
-        ``hf:PATH`` (a model), ``skip:10,14,18`` (the target without these layers), ``round:5`` (its linear weights
-        rounded to 5 bits), ``ngram:3`` or ``ngram:3,10`` (prompt lookup of up to 3 tokens, proposing up to 10) or
-        ``py:module:object`` (a `BlockDrafter`, or a callable that makes one from the target; the working directory is
-        searched too).
+        ``hf:PATH`` (a model; ``hf:PATH?d2t=offsets`` or ``?d2t=absolute``: its head is of the part of the target's
+        vocabulary that the tensor ``d2t`` of its checkpoint tells; ``hf:PATH?pad=128``: the two vocabularies differ by
+        up to 128 columns of padding), ``skip:10,14,18`` (the target without these layers), ``round:5`` (its linear
+        weights rounded to 5 bits), ``ngram:3`` or ``ngram:3,10`` (prompt lookup of up to 3 tokens, proposing up to 10)
+        or ``py:module:object`` (a `BlockDrafter`, or a callable that makes one from the target; the working directory
+        is searched too).
     target : CausalLM
 
     Returns
@@ -164,7 +175,10 @@ def parse_drafter(spec: str, target: CausalLM) -> Drafter:
     """
     kind, rest = check_spec(spec)
     if kind == "hf":
-        return load_hf(rest)
+        path, _, option = rest.partition("?")
+        name, _, value = option.partition("=")
+        d2t, pad = (value, 0) if name == "d2t" else (None, int(value or 0))
+        return load_hf(path, target=target, d2t=d2t, pad=pad)
     if kind == "py":
         module, name = rest.split(":")
         return _make_block(module, name, target)
@@ -200,21 +214,56 @@ def _make_block(module: str, name: str, target: CausalLM) -> BlockDrafter:
     return found
 
 
-def _ask(drafter: BlockDrafter, tokens: Tensor, hidden: Tensor | None, starts: Tensor, vocab_size: int) -> Tensor:
+def _ask(drafter: BlockDrafter, tokens: Tensor, hidden: Tensor | None, starts: Tensor, width: int) -> Tensor:
     try:
         with torch.inference_mode():
             blocks = drafter.log_probs(tokens, hidden, starts).to(tokens.device)
     except Exception as error:
         raise ValueError(f"block drafter: log_probs raised {type(error).__name__}: {error}") from error
-    wanted = (*starts.shape, drafter.depth, vocab_size)
+    wanted = (*starts.shape, drafter.depth, width)
     if tuple(blocks.shape) != wanted:
         raise ValueError(f"block drafter: log_probs gave shape {tuple(blocks.shape)}; allowed: {wanted}")
     return blocks
 
 
+def vocabulary_of(drafter: Drafter) -> DraftVocabulary:
+    """What the drafter says of its columns."""
+    found: DraftVocabulary = getattr(drafter, "vocabulary", IDENTITY)
+    return found
+
+
+def width_of(drafter: Drafter, vocab_size: int) -> int:
+    """Number of columns that the drafter's rows have to have, or have."""
+    if isinstance(drafter, CausalLM):
+        return drafter.vocab_size
+    ids = vocabulary_of(drafter).ids
+    return vocab_size if ids is None else int(ids.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What depth ``k`` of some blocks is drawn from.
+
+    Parameters
+    ----------
+    rows : slice
+        Starts, counted from the rollout's first; those whose depth ``k`` lies in the rollout.
+    column : int
+        ``k - 1``.
+    drafts : Rows
+    off : float
+        How far the log of a row's sum was from 0, at most.
+    """
+
+    rows: slice
+    column: int
+    drafts: Rows
+    off: float
+
+
 def block_proposals(
     drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int
-) -> Iterator[tuple[slice, int, Tensor]]:
+) -> Iterator[Proposal]:
     """Ask a block drafter for its blocks at every start of one rollout.
 
     Parameters
@@ -226,15 +275,12 @@ def block_proposals(
         Prompt length: the first start.
     hidden : Tensor, (L, H), or None
     vocab_size : int
+        The target's.
 
     Yields
     ------
-    rows : slice
-        Starts, counted from the rollout's first.
-    depth : int
-        Column ``k - 1``.
-    log_probs : Tensor, (rows, V)
-        What depth ``k`` of the blocks begun there is drawn from, for starts whose depth ``k`` lies in the rollout.
+    Proposal
+        For some starts at a time, depth after depth.
 
     Raises
     ------
@@ -242,21 +288,30 @@ def block_proposals(
         If an answer has the wrong shape or is not a distribution.
     """
     state = None if hidden is None else hidden[None]
-    length = len(tokens) - first
-    step = max(1, CELL_BYTES // (drafter.depth * vocab_size * 4))
+    length, width, vocabulary = len(tokens) - first, width_of(drafter, vocab_size), vocabulary_of(drafter)
+    step = max(1, CELL_BYTES // (drafter.depth * width * 4))
     for begin in range(0, length, step):
         starts = torch.arange(begin, min(begin + step, length), device=tokens.device)
-        blocks = _ask(drafter, tokens[None], state, first + starts[None], vocab_size)
+        blocks = _ask(drafter, tokens[None], state, first + starts[None], width)
         for k in range(min(drafter.depth, length - begin)):
             inside = min(len(starts), length - k - begin)
-            rows = blocks[0, :inside, k]
-            off = rows.float().logsumexp(-1).abs().amax().item()
+            drafts = _possible(*vocabulary.rising(blocks[0, :inside, k]))
+            off = drafts.sums.abs().amax().item()
             if not off <= SUM_TOLERANCE:
                 raise ValueError(
                     f"block drafter: depth {k + 1} after {first + begin} tokens: log of the sum of probabilities: "
                     f"found {off:.3g}; allowed: 0 within {SUM_TOLERANCE}"
                 )
-            yield slice(begin, begin + inside), k, rows
+            yield Proposal(slice(begin, begin + inside), k, drafts, off)
+
+
+def _possible(rows: Tensor, ids: Tensor | None) -> Rows:
+    """Leave out the columns that are impossible in all rows, if these are most: a drafter may know few tokens."""
+    some = rows.amax(0) != -torch.inf
+    if not 0 < 2 * int(some.sum()) <= len(some):
+        return Rows(rows.float(), ids)
+    kept = some.nonzero()[:, 0]
+    return Rows(rows[:, kept].float(), kept if ids is None else ids[kept])
 
 
 def check_causal(drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int) -> None:
@@ -280,12 +335,12 @@ def check_causal(drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tens
     ValueError
         Naming the depth and the start.
     """
-    depth, end = drafter.depth, len(tokens)
+    depth, end, width = drafter.depth, len(tokens), width_of(drafter, vocab_size)
     longer = torch.cat([tokens, tokens[:1].expand(depth)])
     state = None if hidden is None else torch.cat([hidden, hidden[:1].expand(depth, -1)])
     starts = torch.tensor(sorted({first, (first + end) // 2, end - 1}), device=tokens.device)
     given = None if state is None else state[None]
-    together = _ask(drafter, longer[None], given, starts[None], vocab_size)[0]
+    together = _ask(drafter, longer[None], given, starts[None], width)[0]
     if torch.isnan(together).any():
         raise ValueError("block drafter: log_probs gave NaN; allowed: log-probabilities, -inf for 0")
     places = torch.arange(len(longer), device=tokens.device)
@@ -297,7 +352,7 @@ def check_causal(drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tens
             unknown = (places >= start)[:, None]
             other = torch.where(unknown, state.flip(-1) + 1, state).expand(depth, -1, -1)
         alone = torch.full((depth, 1), start, device=tokens.device)
-        seen = _ask(drafter, exchanged, other, alone, vocab_size)[:, 0]
+        seen = _ask(drafter, exchanged, other, alone, width)[:, 0]
         for k in range(depth):
             if not torch.allclose(seen[k:, k].float(), block[k].float(), rtol=1e-3, atol=1e-3):
                 raise ValueError(

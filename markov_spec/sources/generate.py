@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from markov_spec.sources.models import CausalLM
-from markov_spec.sources.sampling import Sampling, draw, log_probs
+from markov_spec.sources.models import CausalLM, fault
+from markov_spec.sources.rows import Rows
+from markov_spec.sources.sampling import Sampling, draw
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ def generate(
     sampling: Sampling,
     max_new_tokens: int,
     batch_size: int,
+    names: Sequence[str] | None = None,
     advance: Callable[[int], object] = lambda count: None,
-) -> list[Generated]:
-    """Generate one rollout for each prompt.
+) -> Iterator[Generated]:
+    """Generate one rollout for each prompt, a batch at a time when its first rollout is asked for.
 
     Parameters
     ----------
@@ -44,19 +46,26 @@ def generate(
     max_new_tokens : int
     batch_size : int
         Prompts decoded together, left-padded; rows that have ended leave the batch.
+    names : sequence of str, (R,), optional
+        Of the rollouts, for errors; their numbers by default.
     advance : callable
         Told the number of rollouts that have just ended.
 
-    Returns
-    -------
-    list of Generated, (R,)
+    Yields
+    ------
+    Generated
+        In the order of the prompts.
+
+    Raises
+    ------
+    ValueError
+        On logits that are no numbers, naming the rollout and the position.
     """
-    rollouts: list[Generated] = []
+    called = [str(i) for i in range(len(prompts))] if names is None else names
     for first in range(0, len(prompts), batch_size):
         rows = slice(first, first + batch_size)
         streams = [np.random.default_rng(list(seed)) for seed in seeds[rows]]
-        rollouts += _batch(target, prompts[rows], streams, sampling, max_new_tokens, advance)
-    return rollouts
+        yield from _batch(target, prompts[rows], streams, called[rows], sampling, max_new_tokens, advance)
 
 
 @torch.inference_mode()
@@ -64,6 +73,7 @@ def _batch(
     target: CausalLM,
     prompts: Sequence[Sequence[int]],
     streams: list[np.random.Generator],
+    names: Sequence[str],
     sampling: Sampling,
     max_new_tokens: int,
     advance: Callable[[int], object],
@@ -89,7 +99,9 @@ def _batch(
             use_cache=True,
             logits_to_keep=1,
         )
-        log_p = log_probs(out.logits[:, -1], sampling)
+        if (wrong := fault(out.logits[:, -1])) is not None:
+            raise ValueError(f"rollout {names[alive[wrong[0]]]!r}, position {step}: {wrong[1]}")
+        log_p = Rows(out.logits[:, -1].float()).decoded(sampling).log(slice(None))
         uniforms = torch.tensor([streams[i].random() for i in alive], dtype=torch.float64, device=log_p.device)
         drawn = draw(log_p, uniforms)
         chances = log_p.gather(-1, drawn[:, None])[:, 0]

@@ -1,12 +1,13 @@
-"""Target models: load, thin or round them, tokenise prompts, and read logits and hidden states teacher-forced."""
+"""Models: load, thin or round them, and read logits and hidden states teacher-forced."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from markov_spec.arrays import RequestError
+from markov_spec.sources.prompts import known_ids
+from markov_spec.sources.vocabulary import FORMS, IDENTITY, DraftVocabulary, read_tensors
 
 SAMPLE = 65_536
+HEAD = "lm_head.weight"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +34,14 @@ class CausalLM:
         The spec that it came from.
     model : transformers.PreTrainedModel
     tokenizer : transformers.PreTrainedTokenizerBase
+    vocabulary : DraftVocabulary
+        Of a drafter: which of the target's ids its logits are of.
     """
 
     name: str
     model: Any
     tokenizer: Any
+    vocabulary: DraftVocabulary = IDENTITY
 
     @property
     def device(self) -> torch.device:
@@ -42,9 +50,24 @@ class CausalLM:
         return device
 
     @property
+    def dtype(self) -> str:
+        """Number type of its weights, by name."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def vocab_size(self) -> int:
         """Width of the logits, padding of the vocabulary included."""
         return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @cached_property
+    def known(self) -> int:
+        """Number of ids that the tokenizer has: one more than the highest."""
+        return known_ids(self.tokenizer)
+
+    @property
+    def readable(self) -> int:
+        """Number of token ids that it can read."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -88,19 +111,44 @@ class CausalLM:
         hidden : sequence of Tensor, (L, H)
             The embeddings and each layer's output, the last after the final norm; row ``t`` is the state after reading
             ``sequence[: t+1]``. Empty unless asked for.
+
+        Raises
+        ------
+        ValueError
+            On a token that it cannot read, and on logits that are no numbers, naming the position.
         """
+        if (largest := max(sequence)) >= self.readable:
+            raise ValueError(f"token ids: found {largest}; allowed: 0 to {self.readable - 1}, which the model can read")
         ids = torch.tensor([list(sequence)], device=self.device)
         keep = torch.arange(first - 1, len(sequence) - 1, device=self.device)
         out = self.model(input_ids=ids, use_cache=False, output_hidden_states=hidden, logits_to_keep=keep)
+        if (wrong := fault(out.logits[0])) is not None:
+            raise ValueError(f"position {wrong[0]}: {wrong[1]}")
         return out.logits[0], [layer[0] for layer in out.hidden_states] if hidden else []
 
 
-def load_hf(path: str) -> CausalLM:
+def fault(logits: Tensor) -> tuple[int, str] | None:
+    """Find the first row of logits ``(n, V)`` that give no distribution; its number, and what is wrong with it."""
+    largest = logits.amax(-1)
+    bad = (~torch.isfinite(largest)).nonzero()
+    if not len(bad):
+        return None
+    row = int(bad[0])
+    return row, f"logits: found {float(largest[row])} as the largest; allowed: a number, with -inf below it"
+
+
+def load_hf(path: str, *, target: CausalLM | None = None, d2t: str | None = None, pad: int = 0) -> CausalLM:
     """Load a model folder in the layout of ``transformers``, or one GGUF file.
 
     Parameters
     ----------
     path : str
+    target : CausalLM, optional
+        For a drafter: lends its tokenizer to a folder that has none.
+    d2t : {"offsets", "absolute"}, optional
+        For a drafter whose head is of a part of the target's vocabulary: how its tensor ``d2t`` reads.
+    pad : int
+        For a drafter: by how many columns of padding its vocabulary may differ from the target's.
 
     Returns
     -------
@@ -110,17 +158,54 @@ def load_hf(path: str) -> CausalLM:
     Raises
     ------
     RequestError
-        If nothing is there.
+        If nothing is there, weights are missing, or the checkpoint holds a map and ``d2t`` does not say how it reads.
     """
     where = Path(path)
     if not where.exists():
         raise RequestError(f"hf:{path}: no such folder or GGUF file; models are read from disk, nothing is downloaded")
     gguf = {"gguf_file": where.name} if where.suffix == ".gguf" else {}
     folder = where.parent if gguf else where
-    tokenizer = AutoTokenizer.from_pretrained(folder, **gguf)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32" if gguf else "auto", **gguf)
+    if target is not None and not gguf and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        tokenizer = target.tokenizer
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **gguf)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32" if gguf else "auto", output_loading_info=True, ignore_mismatched_sizes=True, **gguf
+    )
+    _check_weights(path, report, d2t)
+    vocabulary = DraftVocabulary(pad=pad)
+    if d2t is not None:
+        vocabulary = DraftVocabulary.from_checkpoint(folder, d2t, model.get_input_embeddings().weight.shape[0])
+        _cut_head(model, folder)
     model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
-    return CausalLM(f"hf:{path}", model, tokenizer)
+    return CausalLM(f"hf:{path}", model, tokenizer, vocabulary)
+
+
+def _check_weights(path: str, report: Mapping[str, Any], d2t: str | None) -> None:
+    """Refuse checkpoints that do not fill the model: what they lack would be random."""
+    other_sizes = [name for name, *_ in report["mismatched_keys"]]
+    if report["missing_keys"]:
+        lacking = ", ".join(sorted(report["missing_keys"])[:3])
+        raise RequestError(
+            f"hf:{path}: the checkpoint lacks {len(report['missing_keys'])} weights, among them {lacking}; allowed: a "
+            "whole model; a head that reads hidden states is a BlockDrafter (py:module:object)"
+        )
+    if d2t is None and any(key.rpartition(".")[2] == "d2t" for key in report["unexpected_keys"]):
+        raise RequestError(f"hf:{path}: found a map d2t; allowed: telling how it reads, ?d2t={' or ?d2t='.join(FORMS)}")
+    if other_sizes != ([] if d2t is None else [HEAD]):
+        allowed = "none" if d2t is None else f"{HEAD} alone, a row for each entry of d2t"
+        raise RequestError(
+            f"hf:{path}: weights of other sizes than the settings say: found {', '.join(other_sizes) or 'none'}; "
+            f"allowed: {allowed}"
+        )
+
+
+def _cut_head(model: Any, folder: Path) -> None:
+    """Give a model the head of its checkpoint, which has fewer rows than its vocabulary has tokens."""
+    weight = read_tensors(folder, (HEAD,))[HEAD]
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    head.weight = nn.Parameter(weight.to(model.dtype), requires_grad=False)
+    model.set_output_embeddings(head)
 
 
 def _share(target: CausalLM, name: str) -> CausalLM:
@@ -189,92 +274,3 @@ def round_weights(target: CausalLM, bits: int) -> CausalLM:
             rounded = ((weight - low) / step).round() * step + low
             module.weight = nn.Parameter(rounded.to(module.weight.dtype), requires_grad=False)
     return drafter
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt: its id, benchmark and token ids."""
-
-    id: str
-    benchmark: str
-    tokens: tuple[int, ...]
-
-
-def read_prompts(path: str | Path, tokenizer: Any) -> list[Prompt]:
-    """Read prompts from JSON lines and tokenise them.
-
-    Parameters
-    ----------
-    path : path
-        One object a line with one of ``messages`` (a chat, rendered by the tokenizer's template), ``prompt`` (text) or
-        ``prompt_tokens`` (ids); optional ``id`` (the line number by default) and ``benchmark`` (``"all"``).
-    tokenizer : transformers.PreTrainedTokenizerBase
-
-    Returns
-    -------
-    list of Prompt
-
-    Raises
-    ------
-    ValueError
-        Naming the file and line.
-    """
-    prompts: list[Prompt] = []
-    lines: dict[str, int] = {}
-    for number, row in _json_lines(Path(path)):
-        where = f"{path}, line {number}"
-        name, benchmark = str(row.get("id", number)), str(row.get("benchmark", "all"))
-        for key, value in (("id", name), ("benchmark", benchmark)):
-            if not value or not value.isprintable():
-                raise ValueError(f"{where}: {key}: found {value!r}; allowed: a text of printable characters")
-        prompt = Prompt(name, benchmark, _tokenise(row, tokenizer, where))
-        if prompt.id in lines:
-            raise ValueError(f"{where}: id {prompt.id!r} already stands at line {lines[prompt.id]}; ids are unique")
-        lines[prompt.id] = number
-        prompts.append(prompt)
-    if not prompts:
-        raise ValueError(f"{path}: found no prompt; allowed: one JSON object a line")
-    return prompts
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: found {type(row).__name__}; allowed: a JSON object")
-            yield number, row
-
-
-def _tokenise(row: dict[str, Any], tokenizer: Any, where: str) -> tuple[int, ...]:
-    given = [key for key in ("messages", "prompt", "prompt_tokens") if key in row]
-    if len(given) != 1:
-        raise ValueError(f"{where}: found {given or 'none'} of messages, prompt, prompt_tokens; allowed: exactly one")
-    value = row[given[0]]
-    if given == ["messages"]:
-        if tokenizer.chat_template is None:
-            raise ValueError(f"{where}: messages need a chat template and the tokenizer has none; give prompt instead")
-        if not isinstance(value, list) or not all(
-            isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value
-        ):
-            raise ValueError(f"{where}: messages: found {value!r}; allowed: a list of objects with role and content")
-        text = tokenizer.apply_chat_template(value, tokenize=False, add_generation_prompt=True)
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    elif given == ["prompt"]:
-        if not isinstance(value, str):
-            raise ValueError(f"{where}: prompt: found {value!r}; allowed: a text")
-        tokens = tokenizer(value)["input_ids"]
-    else:
-        tokens = value
-    if not isinstance(tokens, list) or not tokens or not all(_is_id(t, len(tokenizer)) for t in tokens):
-        raise ValueError(f"{where}: a prompt is one or more token ids from 0 to {len(tokenizer) - 1}")
-    return tuple(tokens)
-
-
-def _is_id(value: Any, count: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from markov_spec.arrays import Array, Drafts, RequestError
-from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, check_spec, find_object, parse_drafter
-from markov_spec.sources.generate import generate
-from markov_spec.sources.models import CausalLM, load_hf, read_prompts
-from markov_spec.sources.reduce import (
-    Columns,
-    Kept,
-    Pile,
-    check_blocks,
-    drafter_columns,
-    named,
-    score_target,
-    target_columns,
+from markov_spec.arrays import Array, RequestError
+from markov_spec.sources.drafters import Drafter, check_spec
+from markov_spec.sources.generate import Generated, generate
+from markov_spec.sources.models import CausalLM
+from markov_spec.sources.progress import progress_bars
+from markov_spec.sources.prompts import Prompt, read_prompts
+from markov_spec.sources.reduce import NOTES, Kept
+from markov_spec.sources.resume import Work, check_work, clear_finished, digest, work_folder
+from markov_spec.sources.sampling import ORDER, Sampling
+from markov_spec.sources.session import (
+    CAUSALITY_CHECKS,
+    TARGET,
+    Rollout,
+    Session,
+    Texts,
+    check_drafters,
+    drafting_as,
+    open_session,
 )
-from markov_spec.sources.sampling import Sampling
-from markov_spec.store import Store, check_name, write_store
+from markov_spec.store import Store, StoreWriter, open_store
 
-CAUSALITY_CHECKS = 3
-SHORT = 3
+RECORDING = "recording"
+OWN = "rollouts"
+BARS = ("rollouts", "drafters")
 
 
 def record(
@@ -43,6 +46,8 @@ def record(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    order: Sequence[str] = ORDER,
     draft_temperature: float | None = None,
     max_new_tokens: int = 256,
     rollouts_per_prompt: int = 1,
@@ -52,6 +57,7 @@ def record(
     drafter_top: int = 0,
     divergence: bool = False,
     scalars: bool = False,
+    resume: bool = False,
     progress: bool = True,
 ) -> Store:
     """Generate the target's rollouts, score every drafter on them and write a store.
@@ -66,8 +72,10 @@ def record(
         JSON lines, each with ``messages``, ``prompt`` or ``prompt_tokens``; optional ``id`` and ``benchmark``.
     out : path
         The store to write; must not exist.
-    temperature, top_k, top_p : float, int, float
-        Sampling of target and drafters alike, applied in this order; temperature 0 is greedy.
+    temperature, top_k, top_p, min_p : float, int, float, float
+        Sampling of target and drafters alike; temperature 0 is greedy.
+    order : sequence of str
+        In which order these act; see `markov_spec.sources.sampling.Sampling`.
     draft_temperature : float, optional
         The drafters' own temperature: what they draw with and are tested with. At 0 their drafts are deterministic, and
         matched, whatever the target does; above 0 they are sampled, and tested by rejection.
@@ -76,7 +84,7 @@ def record(
     seed : int
         Every rollout's draws depend on (seed, prompt, repetition) alone.
     batch_size : int
-        Prompts decoded together.
+        Rollouts decoded together, and kept together as a chunk of finished work.
     target_top, drafter_top : int
         Keep lists of that many likeliest tokens of the plain softmax at each position (each depth for a block drafter).
     divergence : bool
@@ -87,6 +95,10 @@ def record(
         distributions: the whole parts ``divergence``, ``multi`` (for several drafts at a depth) and ``relaxed`` (for
         lossy rules) of ``markov_spec.store.schema``. Lookup has overlap, cost and ``relaxed`` only. Takes far longer
         than the rest of scoring: some 50 ms for each position, depth and drafter at 50 000 tokens on a CPU core.
+    resume : bool
+        Go on with a recording of the same request that was interrupted; begin where there is none. Chunks of finished
+        work lie in the hidden folder ``.NAME.recording`` beside ``out`` until the store is whole. Of a request, a
+        `BlockDrafter` is told by its class alone.
     progress : bool
         Show progress bars on stderr.
 
@@ -99,10 +111,21 @@ def record(
     RequestError
         On specs or settings that cannot work, before any model is loaded where that can be known.
     ValueError
-        On prompts that are not understood, and block drafters that read the future or give no distribution.
+        On prompts that are not understood, models that give no numbers, drafters whose vocabulary is not the target's,
+        and block drafters that read the future or give no distribution.
+
+    Warns
+    -----
+    UserWarning
+        Of drafters whose ids stand for other texts, or that put probability on ids that the tokenizer does not have.
+
+    Notes
+    -----
+    Memory holds one chunk. The store of a run that was interrupted and resumed is that of one that was not, to the bit
+    where a model gives the same bits again.
     """
-    sampling = Sampling(temperature, top_k, top_p)
-    drafting = _drafting(sampling, draft_temperature)
+    sampling = Sampling(temperature, top_k, top_p, min_p, tuple(order))
+    drafting = drafting_as(sampling, draft_temperature)
     kept = Kept(target_top, drafter_top, divergence, scalars)
     counts = {
         "max_new_tokens": (max_new_tokens, 1),
@@ -112,155 +135,125 @@ def record(
         "target_top": (target_top, 0),
         "drafter_top": (drafter_top, 0),
     }
-    _check_request(out, target, drafters, sampling, counts)
-    model = load_hf(check_spec(target, target=True)[1]) if isinstance(target, str) else target
-    chosen = {name: parse_drafter(d, model) if isinstance(d, str) else d for name, d in drafters.items()}
-    for name, drafter in chosen.items():
-        if isinstance(drafter, CausalLM) and drafter.vocab_size != model.vocab_size:
-            raise ValueError(
-                f"drafter {name!r}: found {drafter.vocab_size} token ids; allowed: the target's {model.vocab_size}"
-            )
-    asked = read_prompts(prompts, model.tokenizer)
-    reads_hidden = any(isinstance(d, BlockDrafter) and d.hidden_layers for d in chosen.values())
-    probe = max(asked, key=lambda prompt: len(prompt.tokens)).tokens
-    if len(probe) > SHORT:  # faults of a drafter are told before hours of decoding
-        halves = probe[: len(probe) // 2], probe[len(probe) // 2 :]
-        check_blocks(chosen, score_target(model, *halves, sampling, hidden=reads_hidden))
-    runs = [(prompt, i, j) for i, prompt in enumerate(asked) for j in range(rollouts_per_prompt)]
-    with _bars(progress) as bars:
-        task = bars.add_task("rollouts", total=len(runs))
-        rollouts = generate(
-            model,
-            [prompt.tokens for prompt, _, _ in runs],
-            seeds=[(seed, i, j) for _, i, j in runs],
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            advance=lambda count: bars.advance(task, count),
+    if resume and clear_finished(out, RECORDING):
+        return open_store(out)
+    _check_request(out, target, drafters, resume, counts)
+    if sampling.greedy and rollouts_per_prompt > 1:
+        raise RequestError(
+            f"rollouts_per_prompt: found {rollouts_per_prompt} at temperature 0, where all are equal; allowed: 1"
         )
-        task = bars.add_task("drafters", total=len(runs))
-        piles = {name: Pile() for name in chosen}
-        own, apart, unchecked = Pile(), 0.0, CAUSALITY_CHECKS
-        for (prompt, _, _), rollout in zip(runs, rollouts, strict=True):
-            scored = score_target(model, prompt.tokens, rollout.tokens, sampling, hidden=reads_hidden)
-            if unchecked:
-                check_blocks(chosen, scored)
-                unchecked -= 1
-            own.add(target_columns(scored, kept))
-            apart = max(apart, scored.apart_from(rollout.log_p))
-            for name, drafter in chosen.items():
-                with named(name):
-                    piles[name].add(drafter_columns(drafter, scored, kept, drafting))
-            bars.advance(task)
-    drafts = {name: _drafts(name, chosen[name], piles[name].stacked(), drafting) for name in chosen}
-    run = {"max_new_tokens": max_new_tokens, "seed": seed, "scored_apart": apart}
-    lengths = [len(r.tokens) for r in rollouts]
-    tokens = np.array([t for r in rollouts for t in r.tokens], dtype=np.int32)
-    parts = own.stacked()
-    listed = [d.parts["lists"]["ids"] for d in drafts.values() if "lists" in d.parts]
-    listed += [parts["lists"]["ids"]] if "lists" in parts else []
-    return write_store(
-        out,
-        rollout_ids=[f"{prompt.id}/{j}" for prompt, _, j in runs],
-        prompt_ids=[prompt.id for prompt, _, _ in runs],
-        benchmarks=[prompt.benchmark for prompt, _, _ in runs],
-        prompt_tokens=[np.array(prompt.tokens, dtype=np.int32) for prompt, _, _ in runs],
-        tokens=tokens,
-        indptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        log_p=np.array([v for r in rollouts for v in r.log_p], dtype=np.float32),
-        finish_reasons=[r.finish_reason for r in rollouts],
-        drafters=drafts,
-        metadata={**_target_metadata(model, sampling), **run},
-        parts=parts,
-        vocab=_vocab(model, [tokens, *(np.array(p.tokens) for p in asked), *listed]),
-    )
+    session = open_session(target, drafters, sampling, drafting, kept)
+    asked = read_prompts(prompts, session.target.tokenizer)
+    session.check_drafters(list(max(asked, key=lambda prompt: len(prompt.tokens)).tokens))
+    runs = [_Run(prompt, (seed, i, j)) for i, prompt in enumerate(asked) for j in range(rollouts_per_prompt)]
+    facts = session.target_metadata()
+    told = digest([(prompt.id, prompt.benchmark, prompt.tokens) for prompt in asked])
+    request = {**facts, **session.request(), "prompts": told, **{name: count for name, (count, _) in counts.items()}}
+    chunks = [runs[first : first + batch_size] for first in range(0, len(runs), batch_size)]
+    with work_folder(out, RECORDING, request, resume) as work:
+        _record_chunks(session, work, chunks, max_new_tokens, progress)
+        _write(out, session, work, chunks, {**facts, "max_new_tokens": max_new_tokens, "seed": seed})
+    return open_store(out)
 
 
-def _drafting(sampling: Sampling, temperature: float | None) -> Sampling:
-    """How drafts are drawn: as the target's tokens, but for a temperature of their own."""
-    try:
-        return sampling if temperature is None else replace(sampling, temperature=temperature)
-    except RequestError as error:
-        raise RequestError(f"draft_{error}") from None
+@dataclass(frozen=True)
+class _Run:
+    """A rollout to generate: its prompt, and its own seed, which ends in the number of the repetition."""
+
+    prompt: Prompt
+    seed: tuple[int, int, int]
+
+    @property
+    def id(self) -> str:
+        return f"{self.prompt.id}/{self.seed[-1]}"
+
+
+def _record_chunks(
+    session: Session, work: Work, chunks: Sequence[list[_Run]], max_new_tokens: int, progress: bool
+) -> None:
+    """Generate and score the chunks that are not there; each is a batch of its own."""
+    todo = [number for number in range(len(chunks)) if not work.done(number)]
+    runs = [run for number in todo for run in chunks[number]]
+    total = sum(map(len, chunks))
+    checks = CAUSALITY_CHECKS
+    with progress_bars(progress) as bars:
+        made, scored = (bars.add_task(name, total=total, completed=total - len(runs)) for name in BARS)
+        rollouts = iter(
+            generate(
+                session.target,
+                [run.prompt.tokens for run in runs],
+                seeds=[run.seed for run in runs],
+                sampling=session.sampling,
+                max_new_tokens=max_new_tokens,
+                batch_size=max(map(len, chunks)),
+                names=[run.id for run in runs],
+                advance=lambda count: bars.advance(made, count),
+            )
+        )
+        for number in todo:
+            own = list(islice(rollouts, len(chunks[number])))
+            given = [
+                Rollout(run.id, list(run.prompt.tokens), rollout.tokens, rollout.log_p)
+                for run, rollout in zip(chunks[number], own, strict=True)
+            ]
+            content = session.score(given, checks, lambda: bars.advance(scored))
+            content[TARGET][OWN] = _columns(own)
+            work.save(number, content)
+            checks = max(0, checks - len(own))
+
+
+def _columns(rollouts: Sequence[Generated]) -> dict[str, Array]:
+    return {
+        "tokens": np.array([t for r in rollouts for t in r.tokens], dtype=np.int32),
+        "log_p": np.array([v for r in rollouts for v in r.log_p], dtype=np.float32),
+        "lengths": np.array([len(r.tokens) for r in rollouts], dtype=np.int64),
+        "stopped": np.array([r.finish_reason == "stop" for r in rollouts]),
+    }
+
+
+def _write(
+    out: str | Path, session: Session, work: Work, chunks: Sequence[list[_Run]], facts: Mapping[str, Any]
+) -> None:
+    """Write the store, a chunk at a time."""
+    notes = session.notes(work, len(chunks))
+    with StoreWriter(out, metadata={**facts, **notes[TARGET]}, vocab=Texts(session.target)) as writer:
+        for number, runs in enumerate(chunks):
+            content = work.load(number)
+            columns = content.pop(TARGET)
+            own = columns.pop(OWN)
+            writer.add_rollouts(
+                rollout_ids=[run.id for run in runs],
+                prompt_ids=[run.prompt.id for run in runs],
+                benchmarks=[run.prompt.benchmark for run in runs],
+                prompt_tokens=[np.array(run.prompt.tokens, dtype=np.int32) for run in runs],
+                tokens=own["tokens"],
+                indptr=np.concatenate([[0], np.cumsum(own["lengths"])]),
+                log_p=own["log_p"],
+                finish_reasons=["stop" if stopped else "length" for stopped in own["stopped"]],
+                parts={name: part for name, part in columns.items() if name != NOTES},
+            )
+            for name, drafted in content.items():
+                writer.add_drafts(session.drafts(name, drafted, notes[name]))
 
 
 def _check_request(
     out: str | Path,
     target: str | CausalLM,
     drafters: Mapping[str, str | Drafter],
-    sampling: Sampling,
+    resume: bool,
     counts: Mapping[str, tuple[int, int]],
 ) -> None:
     """Refuse what cannot work before any model is loaded."""
     if Path(out).exists():
         raise RequestError(f"{out}: already exists; allowed: a new folder")
+    check_work(out, RECORDING, resume)
     for setting, (found, least) in counts.items():
         if not isinstance(found, int) or found < least:
             raise RequestError(f"{setting}: found {found}; allowed: {least} or more")
-    repeats, _ = counts["rollouts_per_prompt"]
-    if sampling.greedy and repeats > 1:
-        raise RequestError(f"rollouts_per_prompt: found {repeats} at temperature 0, where all are equal; allowed: 1")
     if isinstance(target, str):
         check_spec(target, target=True)
-    for name, drafter in drafters.items():
-        try:
-            check_name(name)
-        except ValueError as error:
-            raise RequestError(str(error)) from None
-        if isinstance(drafter, str):
-            kind, rest = check_spec(drafter)
-            if kind == "py":
-                find_object(*rest.split(":", 1))
+    check_drafters(drafters)
     parent = Path(out).resolve().parent
     parent.mkdir(parents=True, exist_ok=True)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RequestError(f"{out}: {parent} cannot be written")
-
-
-@contextmanager
-def _bars(shown: bool) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
-        yield bars
-
-
-def _target_metadata(model: CausalLM, sampling: Sampling) -> dict[str, Any]:
-    return {
-        "target": model.name,
-        "target_fingerprint": model.fingerprint(),
-        "tokenizer": type(model.tokenizer).__name__,
-        "tokenizer_fingerprint": model.tokenizer_fingerprint(),
-        "vocab_size": model.vocab_size,
-        "stop_ids": list(model.stop_ids),
-        "sampling": sampling.to_metadata(),
-        "logprob_space": "processed",
-    }
-
-
-def _drafts(name: str, drafter: Drafter, columns: Columns, drafting: Sampling) -> Drafts:
-    law = columns.pop("law")
-    deterministic = drafting.greedy or isinstance(drafter, Lookup)
-    return Drafts(
-        name,
-        "autoregressive" if isinstance(drafter, CausalLM) else "block",
-        "match" if deterministic else "rejection",
-        law["log_q"],
-        law["rank"],
-        law.get("drafted"),
-        parts=columns,
-        metadata=_drafter_metadata(drafter, drafting),
-    )
-
-
-def _drafter_metadata(drafter: Drafter, drafting: Sampling) -> dict[str, Any]:
-    if isinstance(drafter, Lookup):
-        return {"source": f"ngram:{drafter.ngram},{drafter.depth}"}
-    if isinstance(drafter, CausalLM):
-        return {"source": drafter.name, "fingerprint": drafter.fingerprint(), "sampling": drafting.to_metadata()}
-    return {"source": f"py:{type(drafter).__module__}:{type(drafter).__name__}", "sampling": drafting.to_metadata()}
-
-
-def _vocab(target: CausalLM, ids: Sequence[Array]) -> dict[int, str]:
-    occurring = sorted({int(i) for array in ids for i in np.unique(array) if i >= 0})
-    texts = target.tokenizer.batch_decode([[i] for i in occurring])
-    return dict(zip(occurring, texts, strict=True))

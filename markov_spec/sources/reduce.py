@@ -7,9 +7,8 @@ plain softmax. Scalars are computed in float64, a few rows at a time, each divid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,14 +17,15 @@ from torch import Tensor
 from markov_spec.acceptance import scalars
 from markov_spec.acceptance.transport import transport_bounds, without_replacement
 from markov_spec.arrays import ABSENT, Array
-from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, block_proposals, check_causal
+from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, block_proposals, width_of
 from markov_spec.sources.models import CausalLM
-from markov_spec.sources.sampling import Sampling, argmax, log_probs, rank, top_list
+from markov_spec.sources.rows import Rows, chunked, host
+from markov_spec.sources.sampling import Sampling, counted, top_list
+from markov_spec.sources.score import Columns, Pile, Scored
 from markov_spec.store.schema import MULTI_DRAFTS
 
-Columns = dict[str, dict[str, Array]]
-CHUNK_BYTES = 64 << 20
-ROW_ARRAYS = 32  # of float64 over the vocabulary that the reduction of a chunk holds at a time
+NOTES, BEYOND, SUMS = "notes", "mass_beyond_tokenizer", "sums_apart"  # figures about a rollout, for the metadata
+LOWEST = -1e300
 
 
 @dataclass(frozen=True)
@@ -41,103 +41,6 @@ class Kept:
     scalars: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """The target's distributions along one rollout, ``(T, V)``, while its drafters are scored."""
-
-    sequence: list[int]
-    first: int
-    sampling: Sampling
-    raw: Tensor
-    decode: Tensor
-    hidden: Sequence[Tensor]
-    stop_ids: Sequence[int]
-
-    @property
-    def tokens(self) -> Tensor:
-        """The rollout's own tokens, (T,)."""
-        return torch.tensor(self.sequence[self.first :], device=self.raw.device)
-
-    def hidden_of(self, drafter: BlockDrafter) -> Tensor | None:
-        """The hidden states that a block drafter asks for, side by side, ``(L, H * layers)``."""
-        layers = drafter.hidden_layers
-        for layer in layers:
-            if not -len(self.hidden) <= layer < len(self.hidden):
-                raise ValueError(f"block drafter: hidden layer: found {layer}; allowed: -1 to {len(self.hidden) - 1}")
-        return torch.cat([self.hidden[layer] for layer in layers], -1) if layers else None
-
-    def apart_from(self, log_p: Sequence[float]) -> float:
-        """Largest distance (nats) of the scored from the generated log-probabilities; at temperature 0 it is 0."""
-        if self.sampling.greedy:
-            return 0.0
-        scored = self.decode.gather(-1, self.tokens[:, None])[:, 0].cpu().numpy()
-        return float(np.abs(scored - np.asarray(log_p)).max())
-
-
-def score_target(
-    target: CausalLM, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling, *, hidden: bool
-) -> Scored:
-    """Read the target's distributions along one rollout, and its hidden states if some drafter reads them."""
-    sequence = [*prompt, *tokens]
-    logits, states = target.scores(sequence, len(prompt), hidden=hidden)
-    raw = log_probs(logits, Sampling())
-    stop_ids = [v for v in target.stop_ids if v < raw.shape[-1]]  # one beyond the vocabulary never occurs
-    return Scored(sequence, len(prompt), sampling, raw, _decoded(raw, sampling), states, stop_ids)
-
-
-def _decoded(raw: Tensor, sampling: Sampling) -> Tensor:
-    return raw if sampling.plain else log_probs(raw, sampling)
-
-
-@dataclass(eq=False)
-class Pile:
-    """Columns of one drafter or of the target, rollout after rollout."""
-
-    parts: dict[str, dict[str, list[Array]]] = field(default_factory=dict)
-
-    def add(self, columns: Columns) -> None:
-        """Append one rollout's columns."""
-        for part, content in columns.items():
-            for name, values in content.items():
-                self.parts.setdefault(part, {}).setdefault(name, []).append(values)
-
-    def stacked(self) -> Columns:
-        """Concatenate the rollouts' rows."""
-        return {
-            part: {name: np.concatenate(rows) for name, rows in content.items()} for part, content in self.parts.items()
-        }
-
-
-def check_blocks(drafters: Mapping[str, Drafter], scored: Scored) -> None:
-    """Refuse block drafters that read what is not known when they draft; see `check_causal`."""
-    sequence = torch.tensor(scored.sequence, device=scored.raw.device)
-    for name, drafter in drafters.items():
-        if not isinstance(drafter, CausalLM | Lookup):
-            with named(name):
-                check_causal(drafter, sequence, scored.first, scored.hidden_of(drafter), scored.raw.shape[-1])
-
-
-@contextmanager
-def named(name: str) -> Iterator[None]:
-    """Put the drafter's name before what is wrong with it."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"drafter {name!r}: {error}") from error
-
-
-def _chunks(count: int, vocab_size: int) -> Iterator[slice]:
-    """Cut rows into chunks whose reduction takes at most `CHUNK_BYTES` beside what is there, a row at least."""
-    step = max(1, CHUNK_BYTES // (8 * ROW_ARRAYS * vocab_size))
-    return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
-
-
-def _normalised(rows: Tensor) -> Tensor:
-    """Log-probabilities in float64, their own sum taken out: in float32 it is 1 to about 1e-5 only."""
-    rows = rows.double()
-    return rows - rows.logsumexp(-1, keepdim=True)
-
-
 def target_columns(scored: Scored, kept: Kept) -> Columns:
     """The target's columns along one rollout, a row for each position.
 
@@ -145,21 +48,26 @@ def target_columns(scored: Scored, kept: Kept) -> Columns:
     with, and the likeliest tokens of the plain softmax.
     """
     pile = Pile()
-    for rows in _chunks(*scored.raw.shape):
-        values: dict[str, Array] = {}
-        for prefix, log_p in (("", scored.decode[rows]), ("raw_", scored.raw[rows])):
-            log_p = _normalised(log_p)
-            values[f"{prefix}entropy"] = _numpy(scalars.entropy(log_p, log=True))
-            values[f"{prefix}varentropy"] = _numpy(scalars.varentropy(log_p, log=True))
+    for rows in scored.raw.chunks():
+        raw = _spread(scored.raw.log(rows))
+        values = raw if scored.decode is scored.raw else _spread(scored.decode.log(rows))
+        values = values | {f"raw_{name}": column for name, column in raw.items()}
         if kept.scalars:
-            _, best = top_list(scored.decode[rows], 2)
+            _, best = top_list(scored.decode.log(rows), 2)
             second = best[:, 1] if best.shape[-1] > 1 else best[:, 0] - torch.inf
-            values |= {"top_log_p": _numpy(best[:, 0]), "second_log_p": _numpy(second)}
+            values |= {"top_log_p": host(best[:, 0]), "second_log_p": host(second)}
         pile.add({"divergence": values})
     columns = pile.stacked()
     if kept.target_top:
-        columns["lists"] = _lists(scored.raw, kept.target_top, "log_p")
+        columns["lists"] = scored.raw.lists(min(kept.target_top, scored.vocab_size), "log_p")
     return columns
+
+
+def _spread(log_p: Tensor) -> dict[str, Array]:
+    return {
+        "entropy": host(scalars.entropy(log_p, log=True)),
+        "varentropy": host(scalars.varentropy(log_p, log=True)),
+    }
 
 
 def drafter_columns(drafter: Drafter, scored: Scored, kept: Kept, drafting: Sampling) -> Columns:
@@ -181,60 +89,82 @@ def drafter_columns(drafter: Drafter, scored: Scored, kept: Kept, drafting: Samp
     if isinstance(drafter, Lookup):
         return _lookup_columns(drafter, scored, kept)
     if isinstance(drafter, CausalLM):
-        logits, _ = drafter.scores(scored.sequence, scored.first, hidden=False)
-        return _reduce(logits, scored, kept, drafting, 0)
+        logits, ids = drafter.vocabulary.rising(drafter.scores(scored.sequence, scored.first, hidden=False)[0])
+        return _reduce(
+            Rows(logits.to(scored.tokens.device).float(), ids), drafter.vocab_size, scored, kept, drafting, 0
+        )
     return _block_columns(drafter, scored, kept, drafting)
 
 
 def _block_columns(drafter: BlockDrafter, scored: Scored, kept: Kept, drafting: Sampling) -> Columns:
-    hidden, vocab_size = scored.hidden_of(drafter), scored.raw.shape[-1]
-    sequence = torch.tensor(scored.sequence, device=scored.raw.device)
-    length = len(sequence) - scored.first
-    filled: Columns = {}
-    for rows, k, logits in block_proposals(drafter, sequence, scored.first, hidden, vocab_size):
-        for part, content in _reduce(logits, scored, kept, drafting, rows.start + k).items():
+    sequence = torch.tensor(scored.sequence, device=scored.tokens.device)
+    length, width = len(scored.tokens), width_of(drafter, scored.vocab_size)
+    hidden, filled = scored.hidden_of(drafter), Columns()
+    notes = {SUMS: 0.0, BEYOND: 0.0}
+    for given in block_proposals(drafter, sequence, scored.first, hidden, scored.vocab_size):
+        rows, k = given.rows, given.column
+        reduced = _reduce(given.drafts, width, scored, kept, drafting, rows.start + k)
+        own = {SUMS: given.off, BEYOND: float(reduced.pop(NOTES)[BEYOND][0])}
+        notes = {name: max(value, own[name]) for name, value in notes.items()}
+        for part, content in reduced.items():
             for name, values in content.items():
                 shape = (length, drafter.depth, *values.shape[1:])
                 column = filled.setdefault(part, {}).setdefault(name, np.full(shape, _fill(values), values.dtype))
                 column[rows, k] = values
-    return filled
+    return {**filled, NOTES: {name: np.array([value]) for name, value in notes.items()}}
 
 
-def _reduce(logits: Tensor, scored: Scored, kept: Kept, drafting: Sampling, first: int) -> Columns:
-    """Reduce the rows of a drafter's logits ``(n, V)`` that propose the tokens at ``first..first+n-1``."""
-    at = slice(first, first + len(logits))
-    raw = log_probs(logits, Sampling())
-    decode = _decoded(raw, drafting)
-    tokens = scored.tokens[at]
-    possible = raw.gather(-1, tokens[:, None])[:, 0] > -torch.inf
-    columns = {
-        "law": {
-            "log_q": _numpy(decode.gather(-1, tokens[:, None])[:, 0]),
-            "rank": _numpy(torch.where(possible, rank(raw, tokens), ABSENT)),
-        }
-    }
+def _reduce(raw: Rows, width: int, scored: Scored, kept: Kept, drafting: Sampling, first: int) -> Columns:
+    """Reduce rows of a drafter of ``width`` columns that propose the tokens at ``first..first+n-1``."""
+    decode = raw.decoded(drafting)
+    plain = decode is raw and scored.decode is scored.raw
+    tokens = scored.tokens[first : first + len(raw.logits)]
+    columns = {"law": {"log_q": host(decode.of(tokens)), "rank": host(raw.ranks_of(tokens))}}
     pile = Pile()
-    for rows in _chunks(*logits.shape) if kept.divergence or kept.scalars else ():
+    for rows in raw.chunks() if kept.divergence or kept.scalars else ():
         there = slice(first + rows.start, first + rows.stop)
-        log_p, log_q = _normalised(scored.decode[there]), _normalised(decode[rows])
-        pile.add(_raw_divergences(_normalised(scored.raw[there]), _normalised(raw[rows])))
-        pile.add({"divergence": {"overlap": _numpy(scalars.overlap(log_p.exp(), log_q.exp()))}})
+        log_p, log_q = scored.raw.log(there, raw.ids), raw.log(rows)
+        p, q = log_p.exp(), log_q.exp()
+        outside = None
+        if raw.ids is not None:
+            outside = counted(scored.raw.logits[there] > -torch.inf) > counted(log_p > -torch.inf)
+        pile.add(_raw_divergences(log_p, log_q, p, q, outside))
+        if not plain:
+            p, q = scored.decode.log(there, raw.ids).exp(), decode.log(rows).exp()
+        pile.add({"divergence": {"overlap": host(scalars.overlap(p, q))}})
         if kept.scalars:
+            log_q = decode.widened(rows, scored.vocab_size)
+            log_p = scored.decode.widened(there, log_q.shape[-1])
             pile.add(_scalars(log_p, log_q, tokens[rows], scored.stop_ids))
-            pile.add({"relaxed": _judged(scored.decode[there], argmax(raw[rows]))})
+            pile.add({"relaxed": _judged(scored.decode, there, raw.best(rows))})
     columns |= pile.stacked()
     if kept.drafter_top:
-        columns["lists"] = _lists(raw, kept.drafter_top, "log_q")
+        columns["lists"] = raw.lists(min(kept.drafter_top, width), "log_q")
+    columns[NOTES] = {BEYOND: np.array([decode.mass_from(scored.known)])}
     return columns
 
 
-def _raw_divergences(log_p: Tensor, log_q: Tensor) -> Columns:
-    values = {
-        "raw_kl_pq": scalars.kl(log_p, log_q, log=True),
-        "raw_kl_qp": scalars.kl(log_q, log_p, log=True),
-        "raw_entropy": scalars.entropy(log_q, log=True),
-    }
-    return {"divergence": {name: _numpy(column) for name, column in values.items()}}
+def _raw_divergences(log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, outside: Tensor | None) -> Columns:
+    """KL both ways and entropy of the drafter; ``outside``: rows where the target has tokens without a column.
+
+    The formulas of ``acceptance.scalars``, in the sums that they share. Both are divided by their sums in float64 and
+    the record holds float32, so that the series of `scalars.kl` near ``p = q`` is not needed.
+    """
+    finite_p, finite_q = log_p.clamp_min(LOWEST), log_q.clamp_min(LOWEST)  # 0 times it is 0
+    ratio = finite_p - finite_q
+    kl_pq, kl_qp = (p * ratio).sum(-1).clamp_min(0), -(q * ratio).sum(-1).clamp_max(0)
+    for values, rows in ((kl_pq, outside), (kl_pq, _some_only(log_p, log_q)), (kl_qp, _some_only(log_q, log_p))):
+        if rows is not None:
+            values[rows] = torch.inf
+    columns = {"raw_kl_pq": kl_pq, "raw_kl_qp": kl_qp, "raw_entropy": -(q * finite_q).sum(-1)}
+    return {"divergence": {name: host(values) for name, values in columns.items()}}
+
+
+def _some_only(log_p: Tensor, log_q: Tensor) -> Tensor | None:
+    """Rows where the first has a token that the second has not; None if the second has all."""
+    if bool(log_q.amin() > -torch.inf):
+        return None
+    return ((log_q == -torch.inf) & (log_p > -torch.inf)).any(-1)
 
 
 def _scalars(log_p: Tensor, log_q: Tensor, tokens: Tensor, stop_ids: Sequence[int]) -> Columns:
@@ -255,16 +185,15 @@ def _scalars(log_p: Tensor, log_q: Tensor, tokens: Tensor, stop_ids: Sequence[in
         multi |= {f"c_{m}": scalars.recursive_scale(p, q, m), f"rho_{m}": scalars.k_seq_scale(p, q, m)}
         _, multi[f"transport_{m}_low"], multi[f"transport_{m}_high"] = transport_bounds(p, q, tokens, m)
     return {
-        part: {name: _numpy(values) for name, values in content.items()}
+        part: {name: host(values) for name, values in content.items()}
         for part, content in (("divergence", spread), ("multi", multi))
     }
 
 
-def _judged(decode: Tensor, drafts: Tensor) -> dict[str, Array]:
-    """What the target thinks of one draft for each of its rows ``(n, V)``."""
-    log_p = decode.gather(-1, drafts[:, None])[:, 0]
-    ranked = torch.where(log_p > -torch.inf, rank(decode, drafts), ABSENT)
-    return {"draft_log_p": _numpy(log_p), "draft_rank": _numpy(ranked)}
+def _judged(decode: Rows, rows: slice | Tensor, drafts: Tensor) -> dict[str, Array]:
+    """What the target thinks of one draft for each of some of its rows."""
+    some = Rows(decode.logits[rows])
+    return {"draft_log_p": host(some.of(drafts)), "draft_rank": host(some.ranks_of(drafts))}
 
 
 def _lookup_columns(lookup: Lookup, scored: Scored, kept: Kept) -> Columns:
@@ -286,9 +215,9 @@ def _lookup_columns(lookup: Lookup, scored: Scored, kept: Kept) -> Columns:
         }
     }
     if kept.divergence or kept.scalars:
-        ids = torch.tensor(np.maximum(proposed, 0), dtype=torch.int64, device=scored.decode.device)
+        ids = torch.tensor(np.maximum(proposed, 0), dtype=torch.int64, device=scored.tokens.device)
         rows = torch.tensor(np.minimum(at, length - 1), device=ids.device)
-        overlap = _numpy(scored.decode[rows, ids].exp())
+        overlap = host((scored.decode.logits[rows, ids] - scored.decode.sums[rows, 0]).exp())
         columns["divergence"] = {"overlap": np.where(proposed >= 0, overlap, 0).astype(np.float32)}
     if kept.scalars:
         cost, columns["relaxed"] = _lookup_scalars(scored, rows, ids, torch.tensor(proposed >= 0, device=ids.device))
@@ -304,29 +233,17 @@ def _lookup_columns(lookup: Lookup, scored: Scored, kept: Kept) -> Columns:
 def _lookup_scalars(scored: Scored, rows: Tensor, ids: Tensor, some: Tensor) -> tuple[Array, dict[str, Array]]:
     """Stop-aware cost, and what the target thinks, of drafts that are one token, or none; all ``(T, K)``."""
     pile = Pile()
-    for cells in _chunks(rows.numel(), scored.raw.shape[-1]):
-        drafts, given = ids.ravel()[cells], some.ravel()[cells]
-        decode = scored.decode[rows.ravel()[cells]]
-        p = _normalised(decode).exp()
+    for cells in chunked(rows.numel(), scored.raw.logits):
+        drafts, given, places = ids.ravel()[cells], some.ravel()[cells], rows.ravel()[cells]
+        p = (scored.decode.logits[places] - scored.decode.sums[places]).exp()
         q = torch.zeros_like(p).scatter_(-1, drafts[:, None], given.double()[:, None])
-        cost = _numpy(scalars.stop_aware_cost(p, q, scored.stop_ids))
-        judged, none = _judged(decode, drafts), ~given.cpu().numpy()
+        cost = host(scalars.stop_aware_cost(p, q, scored.stop_ids))
+        judged, none = _judged(scored.decode, places, drafts), ~given.cpu().numpy()
         judged["draft_log_p"][none], judged["draft_rank"][none] = -np.inf, ABSENT
         pile.add({"relaxed": {"cost": cost, **judged}})
     columns = {name: values.reshape(rows.shape) for name, values in pile.stacked()["relaxed"].items()}
     return columns.pop("cost"), columns
 
 
-def _lists(raw: Tensor, count: int, name: str) -> dict[str, Array]:
-    ids, values = top_list(raw, count)
-    tail = (1 - values.double().exp().sum(-1)).clamp(0, 1)
-    return {"ids": _numpy(ids), name: _numpy(values), "tail_mass": _numpy(tail)}
-
-
 def _fill(values: Array) -> float | int:
     return np.nan if values.dtype.kind == "f" else ABSENT if values.ndim == 1 else -1
-
-
-def _numpy(values: Tensor) -> Array:
-    """Move to the host in the types of the store."""
-    return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()

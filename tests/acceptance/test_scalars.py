@@ -274,3 +274,14 @@ def test_case_82_overlaps_along_rollouts_are_no_survival_against_closed_form():
 def test_refused_inputs_invariant(call, message):
     with pytest.raises(ValueError, match=message):
         call(np.array([0.5, 0.5]))
+
+
+@pytest.mark.parametrize("x", [-1, 2, 1.0, np.nan])
+def test_tokens_outside_the_vocabulary_are_refused_invariant(x):
+    p, q = np.array([0.5, 0.5]), np.array([0.25, 0.75])
+    for given in (x, torch.tensor(x)):
+        values = (p, q) if given is x else (torch.tensor(p), torch.tensor(q))
+        with pytest.raises(ValueError, match=r"x: found .*; allowed: token ids 0 to 1"):
+            scalars.coupling(*values, given)
+    with pytest.raises(ValueError, match=r"stops: found .*; allowed: token ids 0 to 1"):
+        scalars.stop_aware_cost(p, q, [x])

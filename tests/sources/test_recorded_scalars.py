@@ -11,7 +11,8 @@ import markov_spec as ms
 from markov_spec.acceptance import scalars, transport
 from markov_spec.arrays import ABSENT
 from markov_spec.cli import main
-from markov_spec.sources import record, reduce
+from markov_spec.sources import record, reduce, score
+from markov_spec.sources import rows as distributions
 from markov_spec.sources.drafters import parse_drafter
 from markov_spec.sources.sampling import Sampling
 from markov_spec.store.schema import DRAFTER_PARTS, TARGET_PARTS
@@ -190,8 +191,8 @@ def test_parts_are_whole_and_sound_invariant(recorded):
 
 def test_row_chunks_change_no_number_invariant(target, prompts_path, tmp_path, monkeypatch):
     stores = []
-    for size in (reduce.CHUNK_BYTES, 8 * reduce.ROW_ARRAYS * 40 * 4, 1):
-        monkeypatch.setattr(reduce, "CHUNK_BYTES", size)
+    for size in (distributions.CHUNK_BYTES, 8 * distributions.ROW_ARRAYS * 40 * 4, 1):
+        monkeypatch.setattr(distributions, "CHUNK_BYTES", size)
         drafters = {"hydra": Hydra(target), "round4": "round:4", "lookup": "ngram:3,4"}
         stores.append(
             record(target, drafters, prompts_path, tmp_path / str(size), max_new_tokens=6, scalars=True, progress=False)
@@ -221,7 +222,8 @@ def test_wide_float32_rows_are_divided_by_their_sum_against_closed_form():
     torch.manual_seed(0)
     raw = torch.log_softmax(5 * torch.randn(3, 50_000), -1)
     assert (raw.double().exp().sum(-1) - 1).abs().min() > 3e-7
-    scored = reduce.Scored([1, 7, 8, 9], 1, Sampling(), raw, raw, [], [2])
+    own = distributions.Rows(raw)
+    scored = score.Scored([1, 7, 8, 9], 1, own, own, [], [2], 50_000)
     found = reduce.drafter_columns(Echo(raw), scored, reduce.Kept(scalars=True), Sampling())
     for name, same in {"overlap": 1, "kl_pq": 0, "cost": 0}.items():
         assert (found["divergence"][name] == same).all()

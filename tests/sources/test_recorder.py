@@ -10,7 +10,7 @@ import markov_spec as ms
 from markov_spec.arrays import ABSENT
 from markov_spec.sources import record, recorder
 from markov_spec.sources.drafters import Lookup, parse_drafter
-from markov_spec.sources.models import read_prompts
+from markov_spec.sources.prompts import read_prompts
 
 SPECS = {"round4": "round:4", "skip12": "skip:1,2", "lookup": "ngram:3,4"}
 
@@ -151,7 +151,7 @@ def test_metadata_and_vocabulary_invariant(recorded, target):
     facts = recorded.metadata
     assert facts["stop_ids"] == [2]
     assert facts["sampling"] == {
-        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "order": ["temperature", "top_k", "top_p"]
+        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "order": ["temperature", "top_k", "top_p", "min_p"]
     }  # fmt: skip
     assert facts["target_fingerprint"] == target.fingerprint()
     tokens = recorded.rollouts().tokens
@@ -262,6 +262,12 @@ class Narrow(Hydra):
         return super().log_probs(tokens, hidden, starts)[..., :20]
 
 
+class Nothing(Hydra):
+    def log_probs(self, tokens, hidden, starts):
+        blocks = super().log_probs(tokens, hidden, starts)
+        return torch.full_like(blocks, -torch.inf) if starts.shape[1] > 3 else blocks
+
+
 class Deep(Hydra):
     hidden_layers = (99,)
 
@@ -274,7 +280,8 @@ class Deep(Hydra):
         (MiddlePeeking, "depth 2 .* changes with tokens"),
         (LastPeeking, "depth 3 .* changes with tokens"),
         (Crowd, "with the other starts asked for"),
-        (Unnormalised, "sum of probabilities"),
+        (Unnormalised, "sum of probabilities: found 0.1"),
+        (Nothing, "sum of probabilities: found inf"),
         (Silent, "gave NaN"),
         (Broken, "log_probs raised KeyError"),
         (Narrow, r"shape .*, 20\)"),
