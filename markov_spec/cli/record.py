@@ -23,6 +23,12 @@ WithScalars = Annotated[
         "--scalars", help="Keep every scalar, for rules of several drafts and lossy rules too; takes far longer."
     ),
 ]
+Beams = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEPTH,WIDTH,EVERY", help="Keep beams of autoregressive drafters, for trees, at every n-th start."
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run of the same request was interrupted.")]
 
 
@@ -57,6 +63,7 @@ def record_command(
     drafter_top: DrafterTop = 0,
     divergence: WithDivergence = False,
     scalars: WithScalars = False,
+    candidates: Beams = None,
     resume: Resume = False,
 ) -> None:
     """Record a target's rollouts and what each drafter would have drafted. Needs the [b]hf[/b] extra.
@@ -103,6 +110,7 @@ def record_command(
         drafter_top=drafter_top,
         divergence=divergence,
         scalars=scalars,
+        candidates=_numbers(candidates),
         resume=resume,
     )
     typer.echo(f"{out}: {store.rollouts()!r}, drafters: {', '.join(store.drafters) or 'none'}")
@@ -117,6 +125,7 @@ def record_drafters_command(
     drafter_top: DrafterTop = 0,
     divergence: WithDivergence = False,
     scalars: WithScalars = False,
+    candidates: Beams = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace drafters of these names.")] = False,
     resume: Resume = False,
 ) -> None:
@@ -139,6 +148,7 @@ def record_drafters_command(
         drafter_top=drafter_top,
         divergence=divergence,
         scalars=scalars,
+        candidates=_numbers(candidates),
         overwrite=overwrite,
         resume=resume,
     )
@@ -162,3 +172,13 @@ def _specs(given: list[str] | None) -> dict[str, Any]:
             raise typer.BadParameter(f"found {text!r}; allowed: NAME=SPEC, each name once", param_hint="--drafter")
         specs[name] = spec
     return specs
+
+
+def _numbers(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if len(words) != 3 or not all(word.isdecimal() for word in words):
+        raise typer.BadParameter(f"found {text!r}; allowed: DEPTH,WIDTH,EVERY, 5,10,1", param_hint="--candidates")
+    depth, width, every = map(int, words)
+    return depth, width, every

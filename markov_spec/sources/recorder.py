@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from markov_spec.arrays import Array, RequestError
+from markov_spec.sources.beam import Candidates
 from markov_spec.sources.drafters import Drafter, check_spec
 from markov_spec.sources.generate import Generated, generate
 from markov_spec.sources.models import CausalLM
@@ -57,6 +58,7 @@ def record(
     drafter_top: int = 0,
     divergence: bool = False,
     scalars: bool = False,
+    candidates: tuple[int, int, int] | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> Store:
@@ -95,6 +97,9 @@ def record(
         distributions: the whole parts ``divergence``, ``multi`` (for several drafts at a depth) and ``relaxed`` (for
         lossy rules) of ``markov_spec.store.schema``. Lookup has overlap, cost and ``relaxed`` only. Takes far longer
         than the rest of scoring: some 50 ms for each position, depth and drafter at 50 000 tokens on a CPU core.
+    candidates : (int, int, int), optional
+        Keep beams of autoregressive drafters, for trees: their depth, their width, and how many starts lie from one
+        beam to the next; part ``beam``. Every beam takes that depth of passes of the drafter.
     resume : bool
         Go on with a recording of the same request that was interrupted; begin where there is none. Chunks of finished
         work lie in the hidden folder ``.NAME.recording`` beside ``out`` until the store is whole. Of a request, a
@@ -126,7 +131,7 @@ def record(
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, tuple(order))
     drafting = drafting_as(sampling, draft_temperature)
-    kept = Kept(target_top, drafter_top, divergence, scalars)
+    kept = Kept(target_top, drafter_top, divergence, scalars, candidates and Candidates(*candidates))
     counts = {
         "max_new_tokens": (max_new_tokens, 1),
         "rollouts_per_prompt": (rollouts_per_prompt, 1),

@@ -17,6 +17,7 @@ from torch import Tensor
 from markov_spec.acceptance import scalars
 from markov_spec.acceptance.transport import transport_bounds, without_replacement
 from markov_spec.arrays import ABSENT, Array
+from markov_spec.sources.beam import Candidates, beams
 from markov_spec.sources.drafters import BlockDrafter, Drafter, Lookup, block_proposals, width_of
 from markov_spec.sources.models import CausalLM
 from markov_spec.sources.rows import Rows, chunked, host
@@ -32,13 +33,14 @@ LOWEST = -1e300
 class Kept:
     """What the record keeps beside the law.
 
-    List lengths (0: no lists), whether overlap and divergences of the plain softmax, and whether every scalar.
+    List lengths (0: no lists), whether overlap and divergences of the plain softmax, whether every scalar, and beams.
     """
 
     target_top: int = 0
     drafter_top: int = 0
     divergence: bool = False
     scalars: bool = False
+    candidates: Candidates | None = None
 
 
 def target_columns(scored: Scored, kept: Kept) -> Columns:
@@ -90,9 +92,11 @@ def drafter_columns(drafter: Drafter, scored: Scored, kept: Kept, drafting: Samp
         return _lookup_columns(drafter, scored, kept)
     if isinstance(drafter, CausalLM):
         logits, ids = drafter.vocabulary.rising(drafter.scores(scored.sequence, scored.first, hidden=False)[0])
-        return _reduce(
-            Rows(logits.to(scored.tokens.device).float(), ids), drafter.vocab_size, scored, kept, drafting, 0
-        )
+        rows = Rows(logits.to(scored.tokens.device).float(), ids)
+        columns = _reduce(rows, drafter.vocab_size, scored, kept, drafting, 0)
+        if kept.candidates is not None:
+            columns["beam"] = beams(drafter, scored.sequence, scored.first, kept.candidates, scored.stop_ids)
+        return columns
     return _block_columns(drafter, scored, kept, drafting)
 
 

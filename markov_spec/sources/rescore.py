@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from markov_spec.arrays import RequestError
+from markov_spec.sources.beam import Candidates
 from markov_spec.sources.drafters import Drafter
 from markov_spec.sources.models import CausalLM
 from markov_spec.sources.progress import progress_bars
@@ -37,6 +38,7 @@ def record_drafters(
     drafter_top: int = 0,
     divergence: bool = False,
     scalars: bool = False,
+    candidates: tuple[int, int, int] | None = None,
     overwrite: bool = False,
     resume: bool = False,
     progress: bool = True,
@@ -54,6 +56,7 @@ def record_drafters(
     draft_temperature : float, optional
     drafter_top : int
     divergence, scalars : bool
+    candidates : (int, int, int), optional
         As in `record`. The filters of the drafters, and their temperature by default, are the target's.
     overwrite : bool
         Replace drafters of these names.
@@ -76,7 +79,7 @@ def record_drafters(
     old = open_store(store)
     sampling = _recorded_sampling(old)
     drafting = drafting_as(sampling, draft_temperature)
-    kept = Kept(0, drafter_top, divergence, scalars)
+    kept = Kept(0, drafter_top, divergence, scalars, candidates and Candidates(*candidates))
     check_drafters(drafters)
     if not drafters:
         raise RequestError("drafters: found none; allowed: one or more")

@@ -9,6 +9,8 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
     depth ``k = 1..K`` of any drafter.
 ``entry``
     list entry ``1..M``.
+``path``
+    path ``1..W`` of a beam.
 
 ``divergence``
     Of the distributions ``p`` that the target decodes with and ``q`` that drafts are drawn from: ``overlap``;
@@ -25,6 +27,11 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
     has none of it, and where nothing is proposed (depths above ``drafted``).
 ``lists``
     ``tail_mass`` is the probability outside a list.
+``beam``
+    Paths that an autoregressive drafter would draft from a start, for trees: its ``W`` best at each depth, best first.
+    ``token`` is a path's last token, ``parent`` the path of the depth before that it goes on from, counted from 0 (-1
+    at depth 1), and ``log_q`` the token's log-probability in the plain softmax after the path before it. Token -1 with
+    ``-inf`` is no path; a start without paths was not searched.
 
 A lookup's draft has no distribution: its ``divergence`` holds ``overlap`` and ``cost`` with ``q`` 1 at what it
 proposes, 0 where it proposes nothing, and it has no ``multi``.
@@ -50,7 +57,7 @@ DRAFTER_FORMAT = "markov_spec drafter"
 NO_TOKEN = -1
 MULTI_DRAFTS = (2, 4, 8)
 
-Axis = Literal["block", "depth", "entry"]
+Axis = Literal["block", "depth", "entry", "path"]
 
 FLOAT, INT = pa.float32(), pa.int32()
 LARGEST = float(np.finfo(np.float32).max)
@@ -133,6 +140,11 @@ DRAFTER_PARTS: Mapping[str, Part] = {
         "ids": _ids("block", "entry"),
         "log_q": _log("block", "entry", required=True),
         "tail_mass": _unit("block"),
+    },
+    "beam": {
+        "token": _ids("depth", "path"),
+        "parent": _ids("depth", "path"),
+        "log_q": _log("depth", "path", required=True),
     },
     "tree-rank": {"rank": _rank("depth", required=True)},
 }

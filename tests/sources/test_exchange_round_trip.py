@@ -35,7 +35,7 @@ def column(rng: np.random.Generator, spec: Column, shape: tuple[int, ...]) -> np
         values = rng.choice([*EDGES, -np.inf, *-rng.exponential(9, 20)], shape)
     else:
         high = [spec.high] if spec.high <= 1 or spec.high == np.inf else [9.0, 3.4e38]
-        values = rng.choice([0.0, 1e-45, 0.1, *high, *rng.random(9)], shape)
+        values = spec.low + rng.choice([0.0, 1e-45, 0.1, *high, *rng.random(9)], shape)
     return values.astype(np.float32)
 
 
@@ -59,7 +59,7 @@ def random_store(path: Path, seed: int, lengths: list[int], names: list[str], de
         for part, own in specs.items():
             if part == "law":
                 continue
-            trailing = {"block": depth, "depth": 3, "entry": entries}
+            trailing = {"block": depth, "depth": 3, "entry": entries, "path": 2}
             shapes = {n: (rows, *(trailing[a] for a in c.trailing_axes(kind))) for n, c in own.items()}
             out[part] = {n: column(rng, c, shapes[n]) for n, c in own.items() if c.axes[-1:] != ("entry",)}
             if part == "lists":

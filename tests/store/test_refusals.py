@@ -64,7 +64,10 @@ def test_bad_target_is_refused_invariant(tmp_path: Path, changes: dict, message:
         ({"log_q": _changed(np.zeros((N, K)), (3, 0), 2e-6)}, "log_q: rollout 'b', position 0, depth 1: found 1.99"),
         ({"drafted": _changed(np.zeros(N, int), 5, 3)}, "drafted: rollout 'd', position 1: found 3; allowed: 0 to 2"),
         ({"parts": {"law": {"log_q": np.zeros((N, K))}}}, "found part 'law' in parts"),
-        ({"parts": {"list": {}}}, "found part 'list'; allowed: law, divergence, multi, relaxed, lists, tree-rank"),
+        (
+            {"parts": {"list": {}}},
+            "found part 'list'; allowed: law, divergence, multi, relaxed, lists, beam, tree-rank",
+        ),
         (
             {"parts": {"multi": {"c_m": np.ones((N, K, 4))}}},
             "part 'multi': found column 'c_m'; allowed: coupling, without_replacement_2, c_2, c_4, c_8, rho_2, rho_4, "

@@ -223,6 +223,9 @@ def _nested(values: Array, axes: Sequence[str], entries: Array | None) -> list[A
         inside = np.arange(values.shape[1]) < depths[:, None]
         values, entries = values[inside], None if entries is None else entries[inside]
         groups.append(depths)
+    if "path" in axes:
+        groups.append(np.full(len(values), values.shape[1]))
+        values = values.ravel()
     if entries is not None:
         values = values[entries]
         groups.append(entries.sum(axis=-1))

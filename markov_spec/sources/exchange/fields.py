@@ -20,7 +20,7 @@ from markov_spec.store.schema import FLOAT, NO_TOKEN, SUM_TOLERANCE, Column
 # What engines write for log 0, which JSON does not have: vLLM's clamp, and the floor that other servers use.
 CLAMP, FLOOR = -9999.0, -100.0
 _FARTHEST = 2**63
-_NAMES = {"block": "depth", "depth": "depth", "entry": "entry"}
+_NAMES = {"block": "depth", "depth": "depth", "entry": "entry", "path": "path"}
 
 
 class Zeros:
@@ -87,6 +87,8 @@ class Leaves:
                 most, told = np.array([rows]), f"one for each of the {each}"
             elif axis == "entry":
                 most, told = np.full(lengths.size, size), "and the generated token"
+            elif axis == "path":
+                most, told = np.full(lengths.size, size), "one for each path of a beam"
             else:
                 most, told = np.minimum(size, rows - np.arange(rows)), f"depths up to {size} that do not pass the end"
             bad = lengths > most + 1 if axis == "entry" else lengths != most
@@ -150,8 +152,8 @@ def _rounded(values: Array) -> Array:
 
 
 def padded(values: Array, counts: Array, width: int, fill: float) -> Array:
-    """Lay rows of varying length one below the other, ``(rows, width)``."""
-    out = np.full((counts.size, width), fill, dtype=values.dtype)
+    """Lay rows of varying length one below the other, ``(rows, width)``, or ``(rows, width, W)`` of cells ``(W,)``."""
+    out = np.full((counts.size, width, *values.shape[1:]), fill, dtype=values.dtype)
     out[np.arange(width) < counts[:, None]] = values
     return out
 
@@ -159,7 +161,7 @@ def padded(values: Array, counts: Array, width: int, fill: float) -> Array:
 def read_column(
     line: Line, field: str, column: Column, sizes: Sequence[int], rows: int, zeros: Zeros, each: str = "tokens"
 ) -> Array:
-    """Read a field without list entries, ``(rows,)`` or ``(rows, K)``.
+    """Read a field without list entries, ``(rows,)``, ``(rows, K)`` or ``(rows, K, W)``.
 
     Raises
     ------
@@ -168,7 +170,7 @@ def read_column(
     """
     leaves = Leaves(line, field, column, sizes, rows, each)
     values = leaves.numbers(zeros)
-    return padded(values, leaves.counts[1], sizes[0], column.fill) if sizes else values
+    return padded(values.reshape(-1, *sizes[1:]), leaves.counts[1], sizes[0], column.fill) if sizes else values
 
 
 def read_lists(

@@ -209,7 +209,7 @@ def _depth(columns: Columns, kind: Kind | None) -> int | None:
 def _check_sizes(line: Line, field: str, sizes: Sequence[int], axes: Sequence[str], depth: int | None) -> None:
     wanted = [depth if axis == "block" else None for axis in axes]
     if len(sizes) != len(axes) or any(w not in (None, n) for n, w in zip(sizes, wanted, strict=True)):
-        names = {"block": "K" if depth is None else str(depth), "depth": "K", "entry": "M"}
+        names = {"block": "K" if depth is None else str(depth), "depth": "K", "entry": "M", "path": "W"}
         allowed = ", ".join(names[axis] for axis in axes)
         raise line.error("columns", f"{field}: found {list(sizes)}; allowed: [{allowed}]")
 
