@@ -112,7 +112,7 @@ def split_rollouts(
     cuts = np.searchsorted(indptr, np.linspace(0, indptr[-1], count + 1)[1:-1])
     bounds = np.unique(np.concatenate(([0], cuts, [rollouts]))).tolist()
     with ThreadPoolExecutor(count) as pool:
-        others = [pool.submit(run, first, last) for first, last in itertools.pairwise(bounds)]
+        others = [pool.submit(run, first, last) for first, last in itertools.pairwise(bounds[1:])]
         run(bounds[0], bounds[1])  # one range in this thread: a thread less to start
         for other in others:
             other.result()

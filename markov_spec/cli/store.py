@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from markov_spec.cli.output import StorePath, app, show
 from markov_spec.report import facts_table, findings_table
 from markov_spec.store import check_integrity, open_store
+from markov_spec.store.install import leftovers
 
 
 @app.command("info")
@@ -24,19 +26,31 @@ def info_command(
 
 @app.command("check")
 def check_command(
-    store: StorePath, format: Annotated[Literal["table", "json"], typer.Option(help="How to print.")] = "table"
+    store: Annotated[Path, typer.Argument(metavar="STORE", file_okay=False, help="Folder of a store.")],
+    clean: Annotated[
+        bool,
+        typer.Option(
+            "--clean", help="Remove what interrupted writes left; move an old folder back that is the only copy."
+        ),
+    ] = False,
+    format: Annotated[Literal["table", "json"], typer.Option(help="How to print.")] = "table",
 ) -> None:
     """Verify hashes, shapes, alignment and values, and test whether the rollouts fit their distribution (z-statistic).
 
-    Ends with code 1 if something is wrong with the data.
+    Names likely causes: another temperature, filters, sentinels, repeated
+    rollouts, padded drafts, rows that are shifted by one. Ends with code 1 if
+    something is wrong with the data; warnings and notes leave it 0.
     """
-    findings = check_integrity(store)
-    errors = sum(finding.severity == "error" for finding in findings)
+    if not store.exists() and not leftovers(store.parent, store.name):
+        raise typer.BadParameter(f"Directory '{store}' does not exist.", param_hint="'STORE'")
+    findings = check_integrity(store, clean=clean)
+    errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
     if format == "json":
         show(json.dumps({"store": str(store), "findings": [asdict(f) for f in findings]}, indent=2) + "\n")
     else:
         if findings:
             show(findings_table(findings))
-        show(f"{store}: {'sound' if not errors else f'{errors} error' + 's' * (errors > 1)}\n")
+        counts = [f"{n} {kind}{'s' * (n > 1)}" for n, kind in ((errors, "error"), (warnings, "warning")) if n]
+        show(f"{store}: {', '.join(counts) or 'sound'}\n")
     if errors:
         raise typer.Exit(1)

@@ -118,7 +118,7 @@ def opened(path: Path) -> Iterator[Any]:
         reading = {"memory_map": False, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
         with pq.ParquetFile(path, page_checksum_verification=True, **reading) as file:
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as Parquet, truncated or damaged: {error}") from error
 
 
@@ -146,7 +146,9 @@ def pieces(path: Path, columns: Sequence[str], first: int, last: int) -> Iterato
                 here, row = row, row + batch.num_rows
                 if low < row and here < high:
                     start = max(low - here, 0)
-                    yield pa.Table.from_batches([batch]).slice(start, min(high, row) - here - start)
+                    piece = pa.Table.from_batches([batch]).slice(start, min(high, row) - here - start)
+                    piece.validate(full=True)  # text that is no UTF-8
+                    yield piece
                 if row >= high:
                     break
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -23,6 +24,10 @@ from markov_spec.store.values import PARTIAL_PARTS, trailing_sizes
 HASHED_BYTES = 256_000_000
 # The same where only some rollouts are read: hashing more would cost more than reading them.
 RANGE_HASHED_BYTES = 4_000_000
+
+
+# Nanoseconds; the coarsest clock of a file system ticks every two seconds.
+CLOCK_TICK = 2_000_000_000
 
 
 class ReplacedError(ValueError):
@@ -48,7 +53,7 @@ class Folder:
         self.parts = parts
         self.owner = owner
         self.target = target
-        self._hashed: set[Path] = set()
+        self._hashed: dict[Path, tuple[int, ...] | None] = {}
         self._places: dict[str, dict[str, int]] = {}
         self._check_sizes()
 
@@ -118,10 +123,7 @@ class Folder:
 
     def _check_files(self, name: str) -> None:
         for path, entry in self.files(name):
-            self._check_there(path, name)
-            size = path.stat().st_size
-            if size != entry["bytes"]:
-                raise ValueError(f"{path}: found {size} bytes; allowed: {entry['bytes']}, by the manifest")
+            self._check_there(path, entry, name)
             with opened(path) as file:
                 if not file.schema_arrow.equals(self.schema(name)):
                     raise ValueError(f"{path}: found schema {file.schema_arrow}; allowed: {self.schema(name)}")
@@ -129,24 +131,32 @@ class Folder:
                     raise ValueError(f"{path}: found {file.metadata.num_rows} rows; allowed: {entry['rows']}")
 
     def check_hashes(self, name: str, limit: float = float("inf")) -> None:
-        """Compare the SHA-256 of a part's files up to ``limit`` bytes with the manifest, once."""
+        """Compare the SHA-256 of a part's files up to ``limit`` bytes with the manifest, once; again if one changed."""
         with self.reading():
             for path, entry in self.files(name):
-                if path in self._hashed or entry["bytes"] > limit:
+                if path not in self._hashed and entry["bytes"] > limit:
                     continue
-                self._check_there(path, name)
+                facts, now = self._check_there(path, entry, name), time.time_ns()
+                mark = facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino
+                if self._hashed.get(path) == mark:
+                    continue
                 found = file_hash(path)
                 if found != entry["sha256"]:
                     raise ValueError(f"{path}: found SHA-256 {found}; allowed: {entry['sha256']}: the file is damaged")
-                self._hashed.add(path)
+                # A file may change again within the tick of the clock that its times are taken from.
+                self._hashed[path] = mark if now - max(mark[:2]) > CLOCK_TICK else None
 
     def check_before_reading(self, name: str, *, whole: bool) -> None:
         """Compare the SHA-256 of files that are small enough, by whether all rollouts are to be read or some."""
         self.check_hashes(name, HASHED_BYTES if whole else RANGE_HASHED_BYTES)
 
-    def _check_there(self, path: Path, name: str) -> None:
+    def _check_there(self, path: Path, entry: Manifest, name: str) -> os.stat_result:
         if not os.path.isfile(path):
             raise ValueError(f"{path}: missing; the manifest lists it in part {name!r} of the {self.owner}")
+        facts = path.stat()
+        if facts.st_size != entry["bytes"]:
+            raise ValueError(f"{path}: found {facts.st_size} bytes; allowed: {entry['bytes']}, by the manifest")
+        return facts
 
     def rows(self, name: str) -> int:
         """Rollouts of a part, by the manifest, which agrees with the footers."""

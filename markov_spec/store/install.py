@@ -2,6 +2,7 @@
 
 A new folder is renamed into place, which fails where anything stands. An old one is exchanged with the new one in one
 step where the system can (Linux); elsewhere by two renames, between which a kill leaves no folder but ``.NAME.old-*``.
+A folder that is being written is locked, which ends with its process: what is not locked was left by a write that died.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markov_spec.store.files import sync
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: nobody can tell a leftover from a folder that is being written
+    fcntl = None  # type: ignore[assignment]
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>tmp|old)-\d+-[0-9a-f]{8}")
 # What a rename onto something says: a folder that holds anything, or a file.
@@ -47,7 +53,8 @@ def leftovers(parent: Path, name: str | None = None) -> list[Leftover]:
     if not parent.is_dir():
         return []
     matches = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(parent.iterdir()))
-    return [Leftover(p, p.with_name(m["name"]), m["state"]) for p, m in matches if m and name in (None, m["name"])]
+    found = [Leftover(p, p.with_name(m["name"]), m["state"]) for p, m in matches if m and name in (None, m["name"])]
+    return [left for left in found if left.path.is_dir() or left.path.is_symlink()]
 
 
 def vanished(parent: Path, name: str | None = None) -> dict[Path, Path]:
@@ -57,6 +64,58 @@ def vanished(parent: Path, name: str | None = None) -> dict[Path, Path]:
         for left in leftovers(parent, name)
         if left.state == "old" and not os.path.lexists(left.place)
     }
+
+
+def clear(left: Leftover) -> str:
+    """Remove what an interrupted write left, or move a folder back of which it is the only copy; say what was done.
+
+    No folder that a process is still writing is touched, and no only copy beside another one.
+    """
+    path, place = left.path, left.place
+    only = left.state == "old" and not os.path.lexists(place)
+    if only and [one.path for one in leftovers(place.parent, place.name) if one.state == "old"] != [path]:
+        return f"one of several old folders of {place}, of which nothing else is left; move back the right one"
+    if not only and not _free(path):
+        return "another process may be writing it; it stays"
+    try:
+        if only:
+            path.rename(place)
+            return f"moved back to {place}: the old folder, whole, which an interrupted write had moved aside"
+        _remove(path, strictly=True)
+    except OSError as error:
+        return f"left by an interrupted write; it stays, since it cannot be removed: {error}"
+    return "removed: left by an interrupted write"
+
+
+def _free(folder: Path) -> bool:
+    """Whether nobody holds the lock of a folder; False where that cannot be told."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return folder.is_symlink()  # one that leads nowhere
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Lock a folder where the file system can."""
+    descriptor = None if fcntl is None else os.open(folder, os.O_RDONLY)
+    try:
+        if descriptor is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _beside(path: Path, state: str) -> Path:
@@ -75,10 +134,11 @@ def whole_folder(path: Path, taken: str | None = None) -> Iterator[Path]:
     half = _beside(path, "tmp")
     half.mkdir()
     try:
-        yield half
-        for folder in (*half.rglob("*/"), half):
-            sync(folder)
-        replaced = _put(half, path, taken)
+        with _held(half):
+            yield half
+            for folder in (*half.rglob("*/"), half):
+                sync(folder)
+            replaced = _put(half, path, taken)
     except BaseException:
         _remove(half)
         raise
@@ -143,9 +203,9 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
-def _remove(path: Path) -> None:
-    """Remove what is no longer wanted; what cannot be removed is a leftover."""
+def _remove(path: Path, *, strictly: bool = False) -> None:
+    """Remove what is no longer wanted; what cannot be removed is a leftover, or an OSError if ``strictly``."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=not strictly)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +20,8 @@ from markov_spec.store.schema import DRAFTER_FORMAT, SCHEMA_VERSION, STORE_FORMA
 MANIFEST = "manifest.json"
 Manifest = dict[str, Any]
 
+# A manifest takes some kilobytes; what is larger is none, and is not parsed.
+LARGEST_MANIFEST = 16_000_000
 _LARGEST = 2**63 - 1
 _KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     STORE_FORMAT: {
@@ -81,12 +84,25 @@ def _checksum(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Give a manifest as its file holds it."""
+    return (json.dumps(manifest, indent=1) + "\n").encode()
+
+
 def write_manifest(folder: Path, form: str, body: Mapping[str, Any]) -> None:
-    """Write a folder's manifest, with a checksum of its own; the caller has written everything else."""
+    """Write a folder's manifest, with a checksum of its own; the caller has written everything else.
+
+    Raises
+    ------
+    ValueError
+        If it takes more bytes than a reader accepts.
+    """
     manifest = {"format": form, "schema_version": SCHEMA_VERSION, **body}
     manifest["checksum"] = _checksum(manifest)
-    path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    path, data = folder / MANIFEST, manifest_bytes(manifest)
+    if len(data) > LARGEST_MANIFEST:
+        raise ValueError(f"{path}: found {len(data)} bytes; allowed: {LARGEST_MANIFEST}: the metadata are too large")
+    path.write_bytes(data)
     sync(path)
 
 
@@ -114,9 +130,13 @@ def read_manifest(folder: Path, form: str) -> Manifest:
 
 
 def _load(path: Path) -> Any:
-    data = path.read_bytes()
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError(f"{path}: found no regular file; allowed: a manifest")
+    if facts.st_size > LARGEST_MANIFEST:
+        raise ValueError(f"{path}: found {facts.st_size} bytes; allowed: {LARGEST_MANIFEST}: this is no manifest")
     try:
-        return json.loads(data)
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: no valid JSON: {error}") from error
 
@@ -180,8 +200,8 @@ def _check_entry(entry: Any, where: str) -> None:
         if not entry["files"]:
             raise ValueError(f"{where}: found no files; allowed: one or more")
         for file in entry["files"]:
-            path = PurePosixPath(file["path"])
-            if path.is_absolute() or ".." in path.parts:
+            kinds = PurePosixPath(file["path"]), PureWindowsPath(file["path"])
+            if any(path.anchor or ".." in path.parts for path in kinds):
                 raise ValueError(f"{where}: found path {file['path']!r}; allowed: a path inside the folder")
             if not (_whole(file["bytes"]) and _whole(file["rows"]) and type(file["sha256"]) is str):
                 raise ValueError(f"{where}: found file entry {file!r}; allowed: bytes, rows, sha256")

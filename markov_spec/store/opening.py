@@ -9,7 +9,7 @@ from pathlib import Path
 from markov_spec.store.folder import Folder
 from markov_spec.store.install import vanished
 from markov_spec.store.manifest import MANIFEST, Manifest, read_manifest
-from markov_spec.store.schema import DRAFTER_FORMAT, DRAFTER_PARTS, STORE_FORMAT, TARGET_PARTS
+from markov_spec.store.schema import DRAFTER_FORMAT, DRAFTER_PARTS, STORE_FORMAT, TARGET_PARTS, check_name
 
 
 def _manifest(folder: Path, form: str) -> Manifest:
@@ -18,7 +18,8 @@ def _manifest(folder: Path, form: str) -> Manifest:
     except ValueError as error:
         with suppress(OSError):
             for old in vanished(folder.parent, folder.name).values():
-                raise ValueError(f"{error}; an interrupted replacement left the old one at {old}") from None
+                found = f"an interrupted replacement left the old one at {old}"
+                raise ValueError(f"{error}; markov-spec check --clean moves it back: {found}") from None
         raise
 
 
@@ -55,6 +56,10 @@ def drafter_folder(target: Folder, name: str) -> Folder:
 
 
 def _drafter_folder(target: Folder, name: str) -> Folder:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ValueError(f"{target.root / 'drafters'}: {error}") from None
     folder = drafters_home(target.root) / name
     manifest, mark = _manifest(folder, DRAFTER_FORMAT), target.manifest["fingerprint"]
     if manifest["name"] != name:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, check_integer, rollout_spans
+from markov_spec.store.contents import check_recorded, read_vocab, scan_part, store_facts
 from markov_spec.store.decode import Index, read_index, read_part, read_places, read_rollouts
 from markov_spec.store.folder import Folder, ReplacedError
 from markov_spec.store.opening import drafter_folder, drafter_names, target_folder
@@ -207,11 +209,6 @@ class Store:
         ValueError
             If the part was not recorded, is damaged, or lacks rollouts though ``complete``.
         """
-        if name not in self.parts:
-            raise ValueError(
-                f"{self.path}: the target has no part {name!r}; found: {', '.join(self.parts) or 'none'}; "
-                f"record it by write_store(parts={{{name!r}: ...}})"
-            )
         return self._arrays(self._target, name, complete)
 
     def drafter(self, name: str) -> Drafts:
@@ -252,7 +249,7 @@ class Store:
         ----------
         name : str
             One of ``drafters``.
-        part : {"law", "divergence", "multi", "relaxed", "lists", "beam", "tree-rank"}
+        part : {"law", "divergence", "multi", "relaxed", "lists", "tree-rank"}
         complete : bool
             Refuse a part that lacks rollouts of this store.
 
@@ -267,18 +264,46 @@ class Store:
         ValueError
             If there is no such drafter, the part was not recorded, is damaged, or lacks rollouts though ``complete``.
         """
-        folder = self._drafter(name)
-        if part not in folder.names:
-            raise ValueError(
-                f"{self.path}: drafter {name!r} has no part {part!r}; found: {', '.join(folder.names)}; "
-                f"record it by Drafts(..., parts={{{part!r}: ...}}) and add_drafter(..., overwrite=True)"
-            )
-        return self._arrays(folder, part, complete)
+        return self._arrays(self._drafter(name), part, complete)
 
     def _arrays(self, folder: Folder, part: str, complete: bool) -> dict[str, Array]:
+        check_recorded(folder, part)
         index = self.index
         folder.check_before_reading(part, whole=self._whole)
         return read_part(folder, part, index, self._rows[0], complete)
+
+    def scan(self, part: str = "rollouts", *, drafter: str | None = None) -> pl.LazyFrame:
+        """Give a part as a lazy polars frame, a row for each rollout; it is read when it is collected.
+
+        Parameters
+        ----------
+        part : {"rollouts", "vocab"} or one of ``parts``, or of a drafter's ``drafter_parts``
+        drafter : str, optional
+            One of ``drafters``.
+
+        Returns
+        -------
+        polars.LazyFrame
+            An entry for each position in the columns' lists, of ``(K,)`` or ``(K, M)`` values where these axes are.
+
+        Raises
+        ------
+        RequestError
+            In a forked process, where polars hangs.
+        ValueError
+            If there is no such drafter or part, or its file is damaged.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, markov_spec as ms
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6]),
+        ...         indptr=[0, 2], log_p=np.log([.5, .9]))
+        ...     store.scan().select("rollout_id", "tokens").explode("tokens").collect().rows()
+        [('a', 5), ('a', 6)]
+        """
+        folder = self._target if drafter is None else self._drafter(drafter)
+        return scan_part(folder, part, self.index[0], self._rows[0], whole=self._whole)
 
     def facts(self) -> dict[str, Any]:
         """Give what the manifests say, ready for JSON: target, sampling, sizes, drafters and parts.
@@ -287,32 +312,11 @@ class Store:
         -------
         dict
         """
-        own = self._target.manifest
-        return {
-            "store": str(self.path),
-            "schema_version": own["schema_version"],
-            "fingerprint": own["fingerprint"],
-            "rollouts": own["rollouts"],
-            "tokens": own["positions"],
-            "megabytes": round(sum(f.bytes for f in (self._target, *self._drafters.values())) / 1e6, 3),
-            "target": {**self.metadata, "parts": list(self.parts)},
-            "drafters": {
-                name: {
-                    **self._drafters[name].manifest["metadata"],
-                    **{key: self._drafters[name].manifest[key] for key in ("kind", "rule", "depth")},
-                    "parts": list(self.drafter_parts(name)),
-                }
-                for name in self.drafters
-            },
-        }
+        return store_facts(self._target, self._drafters)
 
     def vocab(self) -> dict[int, str]:
         """Text of the token ids that occur; empty if none was recorded."""
-        if "vocab" not in self._target.names:
-            return {}
-        self._target.check_before_reading("vocab", whole=True)
-        table = self._target.tables("vocab", FIXED_SCHEMAS["vocab"].names)
-        return dict(zip(table["token_id"].to_pylist(), table["text"].to_pylist(), strict=True))
+        return read_vocab(self._target)
 
     def _drafter(self, name: str) -> Folder:
         if name not in self._drafters:
@@ -337,12 +341,18 @@ class Store:
         )
 
 
-def open_target(path: str | Path) -> Store:
+def open_target(path: str | Path, *, verify: bool = False) -> Store:
     """Open a store without its drafters, so that a damaged one can be replaced."""
     target = target_folder(path)
-    for name in target.names:
-        target.check_files(name)
+    _check(target, verify)
     return Store(target, {})
+
+
+def _check(folder: Folder, verify: bool) -> None:
+    for name in folder.names:
+        if verify:  # before a footer is read, which a damaged one may not survive
+            folder.check_hashes(name)
+        folder.check_files(name)
 
 
 def open_store(path: str | Path, *, verify: bool = False) -> Store:
@@ -383,14 +393,8 @@ def open_store(path: str | Path, *, verify: bool = False) -> Store:
 
 
 def _open(path: str | Path, verify: bool) -> Store:
-    store = open_target(path)
+    store = open_target(path, verify=verify)
     drafters = {name: drafter_folder(store._target, name) for name in drafter_names(store.path)}
     for folder in drafters.values():
-        for name in folder.names:
-            folder.check_files(name)
-    opened = Store(store._target, drafters)
-    if verify:
-        for folder in (opened._target, *drafters.values()):
-            for name in folder.names:
-                folder.check_hashes(name)
-    return opened
+        _check(folder, verify)
+    return Store(store._target, drafters)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import markov_spec as ms
+from markov_spec.store.files import file_hash
 from markov_spec.store.manifest import MANIFEST, write_manifest
 
 
@@ -25,8 +29,9 @@ N, K, M = 9, 2, 3
 
 def lists(rng: np.random.Generator, shape: tuple[int, ...], log: str) -> dict[str, np.ndarray]:
     ids = np.argsort(rng.random((*shape, 20)), axis=-1)[..., :M].astype(np.int32)
-    logs = -np.sort(rng.random((*shape, M)), axis=-1).astype(np.float32)
-    return {"ids": ids, log: logs, "tail_mass": rng.random(shape, dtype=np.float32)}
+    chances = rng.dirichlet(np.ones(M + 1), shape)
+    logs = np.log(-np.sort(-chances[..., :M], axis=-1)).astype(np.float32)
+    return {"ids": ids, log: logs, "tail_mass": chances[..., M].astype(np.float32)}
 
 
 def arguments() -> dict[str, Any]:
@@ -56,7 +61,7 @@ def arguments() -> dict[str, Any]:
         "tokens": rng.integers(0, 20, N),
         "indptr": INDPTR,
         "log_p": logs(N),
-        "prompt_tokens": [np.array([1, 2]), np.array([], dtype=int), np.array([3]), np.array([1, 2])],
+        "prompt_tokens": [np.array([1, 2]), np.array([], dtype=int), np.array([3]), np.array([3])],
         "benchmarks": ["chat", "chat", "math", "math"],
         "finish_reasons": ["stop", "length", "stop", "stop"],
         "turns": [0, 1, 0, 0],
@@ -79,6 +84,17 @@ def rewrite_manifest(folder: Path, **changes: Any) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     form = manifest.pop("format")
     write_manifest(folder, form, {**manifest, **changes})
+
+
+def rewrite_part(folder: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Replace a part as another tool might, hash and size right."""
+    parts = json.loads((folder / MANIFEST).read_text())["parts"]
+    entry = parts[name]["files"][0]
+    path = folder / entry["path"]
+    table = change(pq.ParquetFile(path).read(use_threads=False))
+    pq.write_table(table, path)
+    entry.update({"bytes": path.stat().st_size, "sha256": file_hash(path), "rows": table.num_rows})
+    rewrite_manifest(folder, parts=parts)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

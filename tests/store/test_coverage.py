@@ -88,7 +88,7 @@ def test_batch_of_lists_of_some_rollouts_against_reference(
 @pytest.mark.parametrize("order", [[3, 0, 2, 1], [1, 2, 0, 3]])
 def test_covered_follows_the_order_of_the_given_ids_against_closed_form(tmp_path: Path, order: list[int]) -> None:
     tail = np.arange(1.0, 1 + N)[:, None] / 100
-    values = {"ids": np.ones((N, 1, 1), int), "log_q": np.zeros((N, 1, 1)), "tail_mass": tail}
+    values = {"ids": np.ones((N, 1, 1), int), "log_q": np.log1p(-tail)[..., None], "tail_mass": tail}
     pieces = [np.arange(INDPTR[i], INDPTR[i + 1]) for i in order if COVERED[i]]
     part = {name: column[np.concatenate(pieces)] for name, column in values.items()}
     drafts = ms.Drafts(

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import markov_spec as ms
 from markov_spec.store import folder as folder_module
 from markov_spec.store import reader
-from markov_spec.store.files import file_hash
-from tests.store.sample import N, build, rewrite_manifest, troubles
+from tests.store.sample import N, build, rewrite_manifest, rewrite_part, troubles
 
 LAW = "drafters/auto/law-00000.parquet"
 FILES = [
@@ -109,6 +107,18 @@ def test_large_parts_are_hashed_on_demand_only_invariant(tmp_path: Path, monkeyp
         ms.open_store(store.path, verify=True)
 
 
+@pytest.mark.parametrize(("tick", "times"), [(10**12, 3), (-1, 1)])
+def test_file_is_hashed_once_unless_it_was_just_written_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tick: int, times: int
+) -> None:
+    store, hashed, file_hash = build(tmp_path / "s", drafters={}), [], folder_module.file_hash
+    monkeypatch.setattr(folder_module, "CLOCK_TICK", tick)
+    monkeypatch.setattr(folder_module, "file_hash", lambda path: hashed.append(path) or file_hash(path))
+    for _ in range(3):
+        store.rollouts()
+    assert len(hashed) == times
+
+
 def test_other_schema_version_is_refused_invariant(tmp_path: Path) -> None:
     root = build(tmp_path / "s").path
     for folder in (root / "drafters" / "auto", root):
@@ -180,15 +190,7 @@ def test_renamed_drafter_folder_is_refused_invariant(tmp_path: Path) -> None:
 
 
 def _rewrite_law(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Replace the law of ``auto`` as another tool might, hash and size right."""
-    home = root / "drafters" / "auto"
-    path = home / "law-00000.parquet"
-    table = change(pq.ParquetFile(path).read(use_threads=False))
-    pq.write_table(table, path)
-    parts = json.loads((home / "manifest.json").read_text())["parts"]
-    entry = {"bytes": path.stat().st_size, "sha256": file_hash(path), "rows": table.num_rows}
-    parts["law"]["files"][0].update(entry)
-    rewrite_manifest(home, parts=parts)
+    rewrite_part(root / "drafters" / "auto", "law", change)
 
 
 def _with_values(values: list[list[float]]) -> Callable[[pa.Table], pa.Table]:
@@ -242,7 +244,8 @@ def test_wrong_fingerprint_and_counts_are_found_invariant(tmp_path: Path) -> Non
     [({"temperature": 0.7}, ["warning"]), ({"temperature": 0}, []), ({"temperature": 1, "top_k": 1}, []), ({}, [])],
 )
 def test_zero_log_probs_of_a_sampled_store_against_closed_form(tmp_path: Path, sampling: dict, expected: list) -> None:
-    root = build(tmp_path / "s", log_p=np.zeros(N), metadata={"sampling": sampling}).path
+    parts = {"divergence": {"entropy": np.ones(N), "varentropy": np.ones(N)}}
+    root = build(tmp_path / "s", log_p=np.zeros(N), metadata={"sampling": sampling}, parts=parts).path
     assert [f.severity for f in troubles(root)] == expected
 
 
@@ -264,7 +267,7 @@ def test_z_statistic_tells_a_fitting_record_from_a_wrong_one_against_closed_form
         assert finding.severity == severity and told in finding.message
 
 
-@pytest.mark.parametrize(("count", "scale", "severity"), [(199, 0.7, "note"), (200, 0.7, "warning"), (200, 1, "note")])
+@pytest.mark.parametrize(("count", "scale", "severity"), [(60, 0.7, "note"), (120, 0.7, "warning"), (120, 1, "note")])
 def test_z_statistic_of_few_tokens_judges_nothing_against_closed_form(
     tmp_path: Path, count: int, scale: float, severity: str
 ) -> None:
@@ -282,7 +285,6 @@ def test_z_statistic_of_few_tokens_judges_nothing_against_closed_form(
     )
     (finding,) = ms.store.check_integrity(store.path)
     assert finding.severity == severity and "z-statistic" in finding.message
-    assert ("199 random tokens; fewer than 200" in finding.message) == (count == 199)
 
 
 def test_parent_that_cannot_be_listed_is_a_note_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

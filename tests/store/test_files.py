@@ -134,7 +134,7 @@ def test_every_file_reads_in_polars_against_reference(tmp_path: Path) -> None:
     wanted = [given["tokens"][a:b].tolist() for a, b in pairwise(INDPTR)]
     assert frame["tokens"].to_list() == wanted
     assert frame["prompt_hash"][0] == hashlib.sha256(np.array([1, 2], "<i4").tobytes()).hexdigest()
-    assert frame["prompt_hash"][0] == frame["prompt_hash"][3] != frame["prompt_hash"][1]
+    assert frame["prompt_hash"][2] == frame["prompt_hash"][3] != frame["prompt_hash"][1]
     law = pl.read_parquet(root / "drafters" / "block" / "law-00000.parquet")
     flat = given["drafters"]["block"].log_q.reshape(-1)
     assert law["log_q"].list.len().to_list() == [6, 2, 0, 10]

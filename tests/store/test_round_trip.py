@@ -56,7 +56,7 @@ def test_ragged_round_trip_invariant(data: st.DataObject) -> None:
         )
         store = ms.open_store(written.path, verify=True)
         rollouts, b, a = store.rollouts(), store.drafter("b"), store.drafter("a")
-        assert troubles(written.path) == []
+        assert [f for f in troubles(written.path) if f.severity == "error"] == []
     assert rollouts.ids == tuple(ids) and len(store) == count
     assert same_bits(rollouts.indptr, indptr) and same_bits(rollouts.tokens, tokens)
     assert same_bits(rollouts.log_p, log_p)

@@ -1,0 +1,217 @@
+"""Whether a target's tokens, their log-probabilities and its lists of likeliest tokens agree, and what they look like.
+
+Lists are of the plain softmax, as ``record`` writes them, or of the distribution that tokens are drawn from: which of
+them is seen by the setting at which they give ``log_p``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from markov_spec.arrays import Array
+from markov_spec.store.findings import Cause, Report
+from markov_spec.store.listed import UNKNOWN_VOCABULARY, Fit, Listed
+from markov_spec.store.reader import Store
+from markov_spec.store.sampled import NOISE, allowed_deviation, covered_rows, sample
+from markov_spec.store.setting import Setting
+from markov_spec.store.shifts import Neighbours, id_shift, neighbours
+
+# Nats a token: passes over the same tokens differ by less than the first, other settings or tokens by more.
+AGREED, APART = 0.1, 0.5
+# A rollout of fewer listed tokens is not judged by itself.
+FEWEST_TOKENS = 5
+# Nats; a tie that rounding turns over is smaller. A larger share of greedy tokens that are not the likeliest is no tie.
+TIE, TIE_SHARE, FEWEST_WORSE = 0.5, 0.01, 5
+# A temperature that is known less well is not told where nothing is wrong.
+TOLD_WIDTH = 0.2
+# Rounds in which top-p and temperature settle to two digits.
+TOP_P_STEPS, TOP_P_NEAR = 6, 0.05
+# Temperatures that log-probabilities are compared at; where one is right, most of them agree to rounding.
+SCORED_AT = tuple(round(0.05 * i, 2) for i in range(1, 61))
+SCORED_TOLERANCE, SCORED_POSITIONS = 0.02, 2000
+SHOWN = 3
+CORRECT = "correct the recorded sampling, or store log_p of the distribution that tokens are drawn from"
+
+
+def check_lists(store: Store, metadata: Mapping[str, Any], where: str, report: Report, *, scored: bool) -> Cause | None:
+    """Report what the target's lists say of its tokens, whose log-probabilities can be judged by if ``scored``.
+
+    Returns
+    -------
+    Cause or None
+        What the tokens look like, if not what is recorded; the caller reports it.
+    """
+    listed, likeliest = _read(store, metadata.get("vocab_size") or UNKNOWN_VOCABULARY)
+    shift = id_shift(likeliest)
+    recorded = Setting.of(metadata)
+    if shift is not None:
+        report.add("warning", where, f"the lists {shift}; record them again at the positions of their tokens")
+    elif listed is not None and not recorded.random:
+        _check_greedy(listed, recorded, where, report)
+    elif listed is not None and scored:
+        return _cause(listed, recorded, metadata.get("logprob_space"), store.index[0], where, report)
+    return None
+
+
+def _read(store: Store, vocab_size: int) -> tuple[Listed | None, list[Neighbours]]:
+    """Lists of a sample of rollouts, and their first entries beside the tokens around them."""
+    width, pieces, likeliest = store._target.sizes("lists")["ids"][0], [], []
+    for first, some in sample(store, width) if width else ():
+        rollouts, part = some.rollouts(), some.part("lists")
+        rows, logs = covered_rows(part, rollouts.indptr), part["log_p"].astype(np.float64)
+        found = part["ids"] == rollouts.tokens[rows][:, None]
+        tail = part["tail_mass"].astype(np.float64) if "tail_mass" in part else 1 - np.exp(logs).sum(axis=1)
+        number = np.repeat(np.arange(first, first + len(rollouts)), np.diff(rollouts.indptr))[rows]
+        place = np.where(found.any(axis=1), found.argmax(axis=1), width)
+        good = logs[:, 0] > -np.inf
+        columns = (logs, np.clip(tail, 0, 1), place, rollouts.log_p[rows].astype(np.float64), number)
+        pieces.append([values[good] for values in columns])
+        best = np.full(rows.size, -1, dtype=np.int64)
+        best[rows] = part["ids"][:, 0]
+        likeliest.append(neighbours(best, rollouts.tokens, rows, rollouts.indptr, first))
+    if not sum(len(piece[0]) for piece in pieces):
+        return None, likeliest
+    logs, tail, place, log_p, number = (np.concatenate(values) for values in zip(*pieces, strict=True))
+    return Listed(logs, tail, place, log_p, number, vocab_size), likeliest
+
+
+def _check_greedy(listed: Listed, recorded: Setting, where: str, report: Report) -> None:
+    logs = np.column_stack([listed.logs, np.full(len(listed.logs), -np.inf)])
+    gaps = logs[:, 0] - np.take_along_axis(logs, listed.place[:, None], axis=1)[:, 0]
+    worse = int(np.count_nonzero(gaps > TIE))
+    if worse >= max(FEWEST_WORSE, TIE_SHARE * len(gaps)):
+        report.add(
+            "warning",
+            where,
+            f"{worse} of {len(gaps)} tokens are less likely than the first of their list, by more than {TIE} nats, "
+            f"though {recorded} is recorded: {_Judgement(listed, Setting()).looks()}; correct the recorded sampling",
+        )
+
+
+class _Judgement:
+    """How well tokens fit their lists at a setting, and what they look like if they do not."""
+
+    def __init__(self, listed: Listed, setting: Setting) -> None:
+        self._listed, self.setting = listed, setting
+        keep = listed.kept(setting).keep
+        self.score = listed.score(1 / setting.temperature, keep)
+        self.fit = listed.fit(keep)
+        # The filter that is looked for makes the tokens look colder; two standard errors are on the safe side.
+        self._cut = None if self.fit is None else listed.cut(self.fit.cold_beta, setting)
+
+    @property
+    def good(self) -> bool:
+        allowed = allowed_deviation(self.score.variance, self.score.largest) + NOISE * self.score.terms
+        return abs(self.score.surplus) <= allowed and (self._cut is None or self._cut.kind is None)
+
+    @property
+    def z(self) -> float:
+        """Of the surprise, as in the whole distributions: below 0 if the tokens are too likely."""
+        return -self.score.surplus / math.sqrt(self.score.variance) if self.score.variance else 0.0
+
+    def likeliest(self) -> tuple[Setting, Fit | None]:
+        """The setting that the tokens look like, and how well its temperature is known."""
+        if not self._listed.place.any():
+            return Setting(0.0), None
+        if self._cut is None or self._cut.kind is None:
+            return self._fitted(self.setting)
+        if self._cut.kind == "top_k":
+            return self._fitted(replace(self.setting, top_k=self._cut.rank))
+        found, fit = replace(self.setting, top_p=self._cut.reached), self.fit
+        for _ in range(TOP_P_STEPS):  # what top-p keeps depends on the temperature, and the other way round
+            found, fit = self._fitted(found)
+            found = replace(found, top_p=self._listed.cut(1 / found.temperature, self.setting).reached)
+        return found, fit
+
+    def _fitted(self, setting: Setting) -> tuple[Setting, Fit | None]:
+        fit = self._listed.fit(self._listed.kept(setting).keep)
+        return (setting if fit is None else replace(setting, temperature=fit.temperature)), fit
+
+    def looks(self) -> str:
+        """Say what setting the tokens look like."""
+        found, fit = self.likeliest()
+        if found.temperature == 0:
+            return "these look greedy (T = 0)"
+        known = f" ({fit.low:.2f} to {fit.high:.2f})" if fit else ""
+        filters = f", top_k {found.top_k}" * (found.top_k > 0) + f", top_p {found.top_p:.2f}" * (found.top_p < 1)
+        return f"these look like T = {found.temperature:.2f}{known}{filters}"
+
+
+def _cause(
+    listed: Listed, recorded: Setting, space: str | None, ids: tuple[str, ...], where: str, report: Report
+) -> Cause | None:
+    """Say what else the tokens look like, if not what is recorded; report what else is wrong."""
+    candidates = [recorded] if recorded.plain else [recorded, Setting()]
+    apart = {setting: _means(listed, setting)[1] for setting in candidates}
+    agreed = [setting for setting, means in apart.items() if not means.size or np.median(means) <= AGREED]
+    agreed.sort(key=lambda setting: float(apart[setting].mean()) if apart[setting].size else 0.0)
+    judgements = [_Judgement(listed, setting) for setting in agreed or [recorded]]
+    best = next((judgement for judgement in judgements if judgement.good), judgements[0])
+    if agreed:
+        _check_passes(listed, best.setting, ids, where, report)
+    if best.good and agreed:
+        if best.fit is not None and best.fit.high - best.fit.low <= TOLD_WIDTH * best.fit.temperature:
+            report.add("note", where, f"z-statistic {best.z:.2f} by the lists: {best.looks()}")
+        near = best.fit is None or best.fit.low <= best.setting.temperature <= best.fit.high
+        return None if near else Cause(f"perhaps, by the lists, {best.looks()}", False)
+    scored = str(best.setting) if agreed else _scored_at(listed)
+    if best.good:
+        what = f"of {scored}" if scored else "of another model or pass, or of filters that are not recorded"
+        report.add("warning", where, f"log_p are not those that the lists give at {recorded}, but {what}; {CORRECT}")
+        return None
+    found, fit = best.likeliest()
+    if best.setting == recorded or not _same(found, fit, recorded):
+        whose = f"log_p are those of {scored}" if scored else "log_p fit neither"
+        return Cause(f"by the lists (z {best.z:.1f}), {best.looks()}, and {whose}; {CORRECT}", True)
+    if space == "raw":
+        return None
+    told = f"by the lists (z {best.z:.1f}), {best.looks()}, as recorded, but log_p are those of the plain softmax: "
+    return Cause(told + "store them after temperature and filters (logprob_space processed)", True)
+
+
+def _scored_at(listed: Listed) -> str | None:
+    """Find the temperature at which the lists give the record's log-probabilities, whatever the tokens look like."""
+    some = listed.first(SCORED_POSITIONS)
+    apart = {t: some.distances(Setting(t)) for t in SCORED_AT}
+    known = ~np.isnan(apart[1.0])
+    if not known.any():
+        return None
+    least, temperature = min((float(np.median(values[known])), t) for t, values in apart.items())
+    return f"temperature {temperature:g}" if least <= SCORED_TOLERANCE else None
+
+
+def _check_passes(listed: Listed, setting: Setting, ids: tuple[str, ...], where: str, report: Report) -> None:
+    """Name single rollouts whose log-probabilities are far from the lists."""
+    numbers, means = _means(listed, setting)
+    bad = means > APART
+    if bad.any():
+        names = ", ".join(repr(ids[i]) for i in numbers[bad][:SHOWN].tolist())
+        more = f" and {int(bad.sum()) - SHOWN} more" if bad.sum() > SHOWN else ""
+        report.add(
+            "warning",
+            where,
+            f"log_p of rollouts {names}{more} are up to {means.max():.2g} nats a token from the lists, while those of "
+            "the others agree: a pass that went wrong for some requests; score them again",
+        )
+
+
+def _means(listed: Listed, setting: Setting) -> tuple[Array, Array]:
+    """Rollouts with enough listed tokens, and the mean distance of each, nats a token."""
+    apart = listed.distances(setting)
+    good = ~np.isnan(apart)
+    count = np.bincount(listed.rollout[good])
+    sums = np.bincount(listed.rollout[good], apart[good])
+    numbers = np.flatnonzero(count >= FEWEST_TOKENS)
+    return numbers, sums[numbers] / count[numbers]
+
+
+def _same(found: Setting, fit: Fit | None, recorded: Setting) -> bool:
+    """Whether the setting that tokens look like can be the recorded one."""
+    alike = found.top_k == recorded.top_k and (found.top_p < 1) == (recorded.top_p < 1)
+    near = fit is not None and 0.97 * fit.low <= recorded.temperature <= 1.03 * fit.high
+    return alike and near and abs(found.top_p - recorded.top_p) <= TOP_P_NEAR
