@@ -249,7 +249,7 @@ class Store:
         ----------
         name : str
             One of ``drafters``.
-        part : {"law", "divergence", "multi", "relaxed", "lists", "tree-rank"}
+        part : {"law", "divergence", "multi", "relaxed", "lists", "beam", "tree-rank"}
         complete : bool
             Refuse a part that lacks rollouts of this store.
 
