@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped] # it has no type hints
 from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 
@@ -32,7 +32,7 @@ LANES = Lanes()
 
 
 @register_model(Lanes)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):  # type: ignore[misc] # numba has no type hints
     def __init__(self, manager: Any, of: Any) -> None:
         super().__init__(manager, of, VECTOR)
 

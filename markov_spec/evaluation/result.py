@@ -167,7 +167,7 @@ class Evaluation:
         list of dict
             contender, drafter, rule, draft_length, exactness, [benchmark,] rollouts, committed_tokens,
             expected_rounds, pooled_length, acceptance_by_depth (unconditional, conditional), accepted_histogram,
-            first_start.
+            first_start, the figure of the convention, the other aggregates of ``metrics``, prices, and warnings.
         """
         if by not in (None, "benchmark"):
             raise RequestError(f"by: found {by!r}; allowed: None or 'benchmark'")
@@ -206,7 +206,7 @@ class Evaluation:
             "plug_in_request_mean": plug_in_request_mean(tokens, rounds),
             "length_weighted_mean": length_weighted_mean(tokens, inverse),
             "rollouts_without_rounds": left_out(rounds),
-            "macro_mean": macro_mean(self._pooled(chosen, self.benchmarks).values()),
+            "macro_mean": macro_mean(self._pooled(chosen)),
             "drafts_only_length": drafts_only_length(tokens, rounds),
             "untrimmed_length": untrimmed_length(tokens, rounds, overshoot(histograms, tokens)),
             "proposed_drafts": math.fsum(self.drafted[chosen]),
@@ -218,10 +218,12 @@ class Evaluation:
                 self.committed[chosen & ~self.repetitive], self.rounds[chosen & ~self.repetitive]
             ),
             **self._priced(chosen),
-            "warnings": workload_warnings(
-                tokens, rounds, [p for p, c in zip(self.prompt_ids, chosen, strict=True) if c], self.repetitive[chosen]
-            ),
+            "warnings": self._warnings(chosen),
         }
+
+    def _warnings(self, chosen: Array) -> list[str]:
+        prompts = [prompt for prompt, own in zip(self.prompt_ids, chosen, strict=True) if own]
+        return workload_warnings(self.committed[chosen], self.rounds[chosen], prompts, self.repetitive[chosen])
 
     def _priced(self, chosen: Array) -> dict[str, float | None]:
         if self.price is None:
@@ -229,10 +231,10 @@ class Evaluation:
         total, tokens = math.fsum(self.price[chosen]), float(self.committed[chosen].sum())
         return {"expected_price": total, "price_per_token": total / tokens if tokens else None}
 
-    def _pooled(self, chosen: Array, groups: tuple[str, ...]) -> dict[str, float | None]:
-        names = np.array(groups, dtype=object)
-        masks = {name: chosen & (names == name) for name in dict.fromkeys(groups)}
-        return {name: pooled_length(self.committed[mask], self.rounds[mask]) for name, mask in masks.items()}
+    def _pooled(self, chosen: Array) -> list[float | None]:
+        names = np.array(self.benchmarks, dtype=object)
+        masks = [chosen & (names == name) for name in dict.fromkeys(self.benchmarks)]
+        return [pooled_length(self.committed[mask], self.rounds[mask]) for mask in masks]
 
     def summary(self, *, by: Literal["benchmark"] | None = None) -> pl.DataFrame:
         """Give the aggregates as one row, or one row per benchmark.
@@ -247,8 +249,8 @@ class Evaluation:
             As `results`, with the rates in the list columns ``unconditional`` and ``conditional``.
         """
         found, rows = self.results(by=by), []
-        nothing = self._result(np.zeros(len(self.ids), dtype=bool), {"benchmark": ""})  # for the columns
-        for result in found or [nothing]:
+        # Without a benchmark, an empty result gives the columns.
+        for result in found or [self._result(np.zeros(len(self.ids), dtype=bool), {"benchmark": ""})]:
             rates, settings = result.pop("acceptance_by_depth"), result.pop("settings")
             rows.append({**result, "settings": ",".join(f"{k}={v}" for k, v in settings.items()), **rates})
         kinds: dict[str, Any] = {name: pl.Float64 for row in rows for name, value in row.items() if value is None}
@@ -267,7 +269,7 @@ class Evaluation:
         else:
             told = f"{length:.4f} tokens per round"
         whose = "" if self.convention is None else f" as {self.convention} counts"
-        warned = "".join(f"\nwarning: {warning}" for warning in self.results()[0]["warnings"])
+        warned = "".join(f"\nwarning: {warning}" for warning in self._warnings(np.ones(len(self.ids), dtype=bool)))
         return (
             f"Evaluation({self.contender}: {told}{whose} ({self.exactness}; rule {self.rule}, K={self.draft_length}, "
             f"{int(self.committed.sum())} tokens in {self.rounds.sum():.2f} expected rounds, "

@@ -48,19 +48,19 @@ def _solved(
     plan: Plan, first: int, last: int, first_start: int, convention: str | None, price: Price | None
 ) -> dict[str, Array]:
     law, depth = plan.law(first, last), plan.draft_length
-    left = np.repeat(law.indptr[1:], np.diff(law.indptr)) - np.arange(law.indptr[-1])  # tokens to go, T - s
-    drafted = np.minimum(np.broadcast_to(np.asarray(law.draft_length), left.shape), left)
     prices = None
     if price is not None:
         prompts = [len(prompt) for prompt in plan.rollouts.prompt_tokens[first:last]]
-        prices = round_prices(price, drafted=drafted, indptr=law.indptr, prompt_lengths=np.array(prompts, dtype=int))
+        prices = round_prices(
+            price, drafted=law.draft_length, indptr=law.indptr, prompt_lengths=np.array(prompts, dtype=int)
+        )
     rounds = solve(law, first_start=first_start, price=prices, inverse=True)
     solved = {name: getattr(rounds, name) for name in SOLVED if getattr(rounds, name) is not None}
     # A chunk whose starts all draft less has fewer depths.
     solved["accepted_histogram"] = _widened(rounds.accepted_histogram, depth + 1)
     solved["tested"] = _widened(rounds.tested, depth)
     if convention is not None:
-        solved |= _counted(law, rounds.occupancy, rounds.committed, left, convention, first_start)
+        solved |= _counted(law, rounds.occupancy, rounds.committed, convention, first_start)
         solved["drafted_rounds"] = rounds.tested[:, 0] if law.depth else np.zeros(last - first)
     return solved
 
@@ -69,12 +69,10 @@ def _widened(values: Array, width: int) -> Array:
     return np.pad(values, ((0, 0), (0, width - values.shape[1])))
 
 
-def _counted(
-    law: RoundLaw, occupancy: Array, committed: Array, left: Array, convention: str, first_start: int
-) -> dict[str, Array]:
+def _counted(law: RoundLaw, occupancy: Array, committed: Array, convention: str, first_start: int) -> dict[str, Array]:
     # Past the end a round that accepts the end token counts one token at least, and all its other drafts at most.
-    length = np.broadcast_to(np.asarray(law.draft_length), left.shape)
-    most = np.maximum(length + 1 - left, 0).astype(np.float64)
+    left = np.repeat(law.indptr[1:], np.diff(law.indptr)) - np.arange(law.indptr[-1])  # tokens to go, T - s
+    most = np.maximum(np.asarray(law.draft_length) + 1 - left, 0).astype(np.float64)
     least = (most > 0).astype(np.float64)
     ends = end_accepted(law, occupancy)
     counted = {}

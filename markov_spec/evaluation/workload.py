@@ -84,9 +84,7 @@ def repeated_share(tokens: Any, indptr: Any) -> npt.NDArray[np.float64]:
     return share
 
 
-def workload_warnings(
-    committed: Array, rounds: Array, prompt_ids: Sequence[str], repetitive: Array, unit: str = "pooled length"
-) -> list[str]:
+def workload_warnings(committed: Array, rounds: Array, prompt_ids: Sequence[str], repetitive: Array) -> list[str]:
     """Tell what a pooled length hides: degenerate rollouts, and one prompt that decides it.
 
     Parameters
@@ -95,8 +93,6 @@ def workload_warnings(
         Tokens and expected rounds.
     prompt_ids : sequence of str, (R,)
     repetitive : ndarray of bool, (R,)
-    unit : str
-        What the figures are called.
 
     Returns
     -------
@@ -106,7 +102,11 @@ def workload_warnings(
     count, whole = int(repetitive.sum()), pooled_length(committed, rounds)
     if count and whole is not None:
         kept = pooled_length(committed[~repetitive], rounds[~repetitive])
-        left = "no rollout is left" if kept is None else f"{unit} {kept:.4f} without {'it' if count == 1 else 'them'}"
+        left = (
+            "no rollout is left"
+            if kept is None
+            else f"pooled length {kept:.4f} without {'it' if count == 1 else 'them'}"
+        )
         told.append(
             f"{count} of {len(repetitive)} rollouts {'is' if count == 1 else 'are'} repetitive (more than "
             f"{REPETITIVE:.0%} of their {NGRAM}-grams repeat): {left}, {whole:.4f} with"
@@ -117,7 +117,7 @@ def workload_warnings(
         low, high = min(lengths.values()), max(lengths.values())
         if share > DOMINANT or max(whole - low, high - whole) > SHIFT * whole:
             told.append(
-                f"few prompts decide the {unit}: prompt {prompt!r} holds {share:.0%} of the tokens, and leaving one "
-                f"prompt out gives {low:.4f} to {high:.4f}"
+                f"few prompts decide the pooled length: prompt {prompt!r} holds {share:.0%} of the tokens, and leaving "
+                f"one prompt out gives {low:.4f} to {high:.4f}"
             )
     return told

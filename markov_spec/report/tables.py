@@ -89,23 +89,21 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     if mixed:
         table.add_column("exactness", no_wrap=True)
     table.add_column("acceptance at depth 1, 2, ...")
-    for result in results:
-        for row in result.results(by=by):
-            table.add_row(
-                escape(row["contender"]),
-                *([escape(row["benchmark"])] if by else []),
-                _rule(row),
-                str(row["draft_length"]),
-                str(row["committed_tokens"]),
-                f"{row['expected_rounds']:.2f}",
-                _length(row),
-                *([row["exactness"]] if mixed else []),
-                " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
-            )
-    warned: dict[str, None] = {}  # what all contenders share is told once
-    for result in results:
-        for row in result.results(by=by):
-            warned |= dict.fromkeys(f"{row['contender']}: {told}" for told in row["warnings"])
+    rows = [row for result in results for row in result.results(by=by)]
+    for row in rows:
+        table.add_row(
+            escape(row["contender"]),
+            *([escape(row["benchmark"])] if by else []),
+            _rule(row),
+            str(row["draft_length"]),
+            str(row["committed_tokens"]),
+            f"{row['expected_rounds']:.2f}",
+            _length(row),
+            *([row["exactness"]] if mixed else []),
+            " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
+        )
+    # A contender's benchmarks may share a warning, which is told once.
+    warned = dict.fromkeys(f"{row['contender']}: {told}" for row in rows for told in row["warnings"])
     lines = [Text(f"warning: {told}", style="yellow") for told in warned]
     return Group(_fitted(table), Text(_footnote(store, results), style="dim"), *lines)
 

@@ -25,7 +25,7 @@ from markov_spec.store.files import sync
 try:
     import fcntl
 except ImportError:  # no POSIX: nobody can tell a leftover from a folder that is being written
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment] # a module elsewhere
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>tmp|old)-\d+-[0-9a-f]{8}")
 # What a rename onto something says: a folder that holds anything, or a file.
