@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -100,6 +101,13 @@ def test_info_and_check_invariant(store, capsys):
     assert finding["severity"] == "error" and "law-00000.parquet" in finding["where"]
     assert main(["evaluate", str(store.path), "auto"]) == 1
     assert "SHA-256" in capsys.readouterr().err
+
+
+def test_error_about_a_path_that_is_no_utf8_is_printed_invariant(tmp_path, capsys):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(path)
+    assert main(["evaluate", path]) == 1
+    assert "udcff: no markov_spec store" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = str(error) or type(error).__name__
         if not isinstance(error, ValueError | OSError):
             told = f"{type(error).__name__}: {told} (a fault of markov-spec; --debug shows where)"
+        told = told.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
         Console(stderr=True).print(Text.assemble(("error: ", "red"), told), soft_wrap=True)
         return 2 if isinstance(error, RequestError) else 1
     return 0

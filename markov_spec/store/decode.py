@@ -17,7 +17,11 @@ def read_places(target: Folder, first: int, last: int) -> dict[str, int]:
     """Number of each of rollouts ``first..last-1``, by its id."""
     pieces = target.pieces("rollouts", ["rollout_id"], first, last)
     ids = [name for piece in pieces for name in piece["rollout_id"].to_pylist()]
-    return {name: i for i, name in enumerate(ids)}
+    places = {name: i for i, name in enumerate(ids)}
+    if len(places) < len(ids):
+        twice = next(name for i, name in enumerate(ids) if places[name] != i)
+        raise ValueError(f"{target.root}: rollouts: found id {twice!r} again; allowed: each once")
+    return places
 
 
 def read_index(target: Folder, first: int, last: int) -> Index:

@@ -30,7 +30,7 @@ TIE, TIE_SHARE, FEWEST_WORSE = 0.5, 0.01, 5
 # A temperature that is known less well is not told where nothing is wrong.
 TOLD_WIDTH = 0.2
 # Rounds in which top-p and temperature settle to two digits.
-TOP_P_STEPS, TOP_P_NEAR = 6, 0.05
+TOP_P_STEPS = 6
 # Temperatures that log-probabilities are compared at; where one is right, most of them agree to rounding.
 SCORED_AT = tuple(round(0.05 * i, 2) for i in range(1, 61))
 SCORED_TOLERANCE, SCORED_POSITIONS = 0.02, 2000
@@ -51,6 +51,10 @@ def check_lists(store: Store, metadata: Mapping[str, Any], where: str, report: R
     recorded = Setting.of(metadata)
     if shift is not None:
         report.add("warning", where, f"the lists {shift}; record them again at the positions of their tokens")
+    elif recorded.other:
+        report.add(
+            "note", where, f"the lists judge no temperature: sampling {metadata.get('sampling')} is more than they know"
+        )
     elif listed is not None and not recorded.random:
         _check_greedy(listed, recorded, where, report)
     elif listed is not None and scored:
@@ -139,6 +143,7 @@ class _Judgement:
             return "these look greedy (T = 0)"
         known = f" ({fit.low:.2f} to {fit.high:.2f})" if fit else ""
         filters = f", top_k {found.top_k}" * (found.top_k > 0) + f", top_p {found.top_p:.2f}" * (found.top_p < 1)
+        filters += f", min_p {found.min_p:g}" * (found.min_p > 0)
         return f"these look like T = {found.temperature:.2f}{known}{filters}"
 
 
@@ -164,13 +169,13 @@ def _cause(
         what = f"of {scored}" if scored else "of another model or pass, or of filters that are not recorded"
         report.add("warning", where, f"log_p are not those that the lists give at {recorded}, but {what}; {CORRECT}")
         return None
-    found, fit = best.likeliest()
-    if best.setting == recorded or not _same(found, fit, recorded):
+    drawn = _Judgement(listed, recorded)
+    if not drawn.good:
         whose = f"log_p are those of {scored}" if scored else "log_p fit neither"
         return Cause(f"by the lists (z {best.z:.1f}), {best.looks()}, and {whose}; {CORRECT}", True)
     if space == "raw":
         return None
-    told = f"by the lists (z {best.z:.1f}), {best.looks()}, as recorded, but log_p are those of the plain softmax: "
+    told = f"by the lists (z {best.z:.1f}), {drawn.looks()}, as recorded, but log_p are those of the plain softmax: "
     return Cause(told + "store them after temperature and filters (logprob_space processed)", True)
 
 
@@ -208,10 +213,3 @@ def _means(listed: Listed, setting: Setting) -> tuple[Array, Array]:
     sums = np.bincount(listed.rollout[good], apart[good])
     numbers = np.flatnonzero(count >= FEWEST_TOKENS)
     return numbers, sums[numbers] / count[numbers]
-
-
-def _same(found: Setting, fit: Fit | None, recorded: Setting) -> bool:
-    """Whether the setting that tokens look like can be the recorded one."""
-    alike = found.top_k == recorded.top_k and (found.top_p < 1) == (recorded.top_p < 1)
-    near = fit is not None and 0.97 * fit.low <= recorded.temperature <= 1.03 * fit.high
-    return alike and near and abs(found.top_p - recorded.top_p) <= TOP_P_NEAR

@@ -30,6 +30,8 @@ COLDEST, HOTTEST = 0.01, 100.0
 FARTHEST = 10.0
 # Rounding to bfloat16 moves a cumulative probability by less.
 CUMULATIVE_TOLERANCE = 0.01
+# Nats by which it moves a difference of two log-probabilities.
+LOG_ROUNDING = 0.03
 STEPS = 50
 UNKNOWN_VOCABULARY = 1 << 18
 # Where a vocabulary size is too small for its lists, bounds mean nothing, but stay finite.
@@ -127,6 +129,12 @@ class Listed:
         if setting.top_k:
             keep = keep & (np.arange(self.width) < setting.top_k)
             more = every & (setting.top_k > self.width)
+        if setting.min_p:
+            over = (1 / setting.temperature if setting.min_p_tempered else 1.0) * (self.logs - self.logs[:, :1])
+            over = over - math.log(setting.min_p)
+            known = np.all((np.abs(over) > LOG_ROUNDING) | ~keep, axis=1)
+            keep = keep & (over >= 0)
+            more = more & (over[:, -1] >= 0)
         if setting.top_p < 1:
             beta = 1 / setting.temperature if setting.tempered_first else 1.0
             counted = replace(setting, top_k=setting.top_k if setting.cut_first else 0, top_p=1.0)

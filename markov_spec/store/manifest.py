@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -120,6 +121,8 @@ def read_manifest(folder: Path, form: str) -> Manifest:
         _check_form(manifest, form, path)
         _check_facts(manifest, form, path)
     except FileNotFoundError:
+        if not os.path.lexists(folder):
+            raise ValueError(f"{folder}: does not exist; allowed: the folder of a {form}") from None
         raise ValueError(f"{folder}: no {form}: {MANIFEST} is missing") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error

@@ -6,16 +6,20 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+DEEPEST = 64  # levels; readers of JSON need not go deeper
 
-def plain(value: Any, where: str) -> Any:
-    """Copy a value as JSON will hold it; refuse what JSON cannot hold."""
+
+def plain(value: Any, where: str, level: int = 0) -> Any:
+    """Copy a value as JSON will hold it; refuse what JSON cannot hold, or is nested too deep."""
+    if level > DEEPEST:
+        raise ValueError(f"{where[:80]}...: found more than {DEEPEST} levels; allowed: {DEEPEST}")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"{where}: found key {key!r}; allowed: text")
-        return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: plain(item, f"{where}.{key}", level + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [plain(item, f"{where}[{i}]", level + 1) for i, item in enumerate(value)]
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise ValueError(f"{where}: found {value!r} ({type(value).__name__}); allowed: what JSON can hold")

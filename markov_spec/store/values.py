@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Array, as_float, locate
+from markov_spec.arrays import ABSENT, Array, as_float, locate
 from markov_spec.store.schema import DRAFTER_PARTS, FLOAT, NO_TOKEN, Column, Part
 
 Columns = Mapping[str, Any]
@@ -141,6 +141,18 @@ def _check_lists(columns: Mapping[str, Array], part: Part, rows: Rows, where: st
     rows.refuse(orphans, logs, column, f"{where}: {name}", f"-inf where the id is {NO_TOKEN}")
 
 
+def _with_ties_by_id(ids: Array, logs: Array) -> Array:
+    """Give ``ids`` (..., M) with equal values of ``logs`` in rising order of id, whatever a device's top-k gave."""
+    tied = logs[..., 1:] == logs[..., :-1]
+    wrong = (tied & (ids[..., 1:] < ids[..., :-1]) & (ids[..., 1:] != NO_TOKEN)).any(axis=-1)
+    if not wrong.any():
+        return ids
+    fixed = ids.copy()
+    key = np.where(ids[wrong] == NO_TOKEN, ABSENT, ids[wrong])
+    fixed[wrong] = np.take_along_axis(ids[wrong], np.lexsort((key, -logs[wrong])), axis=-1)
+    return fixed
+
+
 def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[str, Array]:
     """Validate the values of some rollouts and give them in the types of the schema, filled past the ends."""
     out: dict[str, Array] = {}
@@ -163,4 +175,5 @@ def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[
             rows.refuse(soft, typed, column, what, allowed)
     if "ids" in out:
         _check_lists(out, part, rows, where)
+        out["ids"] = _with_ties_by_id(out["ids"], out["log_p" if "log_p" in out else "log_q"])
     return out

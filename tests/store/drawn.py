@@ -18,8 +18,10 @@ def log_softmax(values: Array) -> Array:
     return values - top - np.log(np.exp(values - top).sum(-1, keepdims=True))
 
 
-def decoded(raw: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, last: bool = False) -> Array:
-    """Log-probabilities after temperature (or that ``last``), top-k and top-p, row by row."""
+def decoded(
+    raw: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, last: bool = False, min_p: float = 0.0
+) -> Array:
+    """Log-probabilities after temperature (or that ``last``), top-k, top-p and min-p, row by row."""
     out = np.full(raw.shape, -np.inf)
     for row, own in zip(out, raw, strict=True):
         order = np.argsort(-own, kind="stable")
@@ -29,6 +31,7 @@ def decoded(raw: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, 
         kept = order[: top_k or len(order)]
         p = np.exp(log_softmax(own[kept] / (1.0 if last else temperature)))
         count = 1 + int(np.count_nonzero(np.cumsum(p)[:-1] < top_p))
+        count = min(count, int(np.count_nonzero(p >= min_p * p[0])))
         row[kept[:count]] = log_softmax(own[kept[:count]] / temperature)
     return out
 
@@ -57,6 +60,7 @@ def given(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     rollouts: int = 8,
     length: int = 40,
     width: int = 12,
@@ -71,7 +75,7 @@ def given(
     log-probabilities and entropies; both are the true one by default. Lists are of the plain softmax, or ``processed``.
     """
     rng = np.random.default_rng(seed)
-    own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "last": last}
+    own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "last": last}
     lengths = rng.integers(1, 2 * length, rollouts)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     rows = int(indptr[-1])
@@ -84,7 +88,7 @@ def given(
     raw_entropy, raw_varentropy = spread(raw)
     told = {key: value for key, value in (said or own).items() if key != "last"}
     if (said or own).get("last"):
-        told["order"] = ["top_k", "top_p", "temperature"]
+        told["order"] = ["top_k", "top_p", "min_p", "temperature"]
     return {
         "rollout_ids": [f"r{i}" for i in range(rollouts)],
         "prompt_ids": [f"p{i // 2}" for i in range(rollouts)],

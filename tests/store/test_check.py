@@ -34,6 +34,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.5, "top_p": 0.5},
     {"temperature": 2.0, "top_k": 13, "top_p": 0.5},
     {"top_k": 2, "top_p": 0.5},
+    {"min_p": 0.1},
+    {"temperature": 0.6, "top_k": 20, "min_p": 0.02},
+    {"temperature": 2.0, "min_p": 0.2, "last": True},
+    {"top_p": 0.9, "min_p": 0.05},
 ]
 WIDTHS = (12, 1, 5, 30, VOCAB)
 LARGE: dict[str, Any] = {"rollouts": 60, "length": 100}
@@ -101,6 +105,18 @@ def test_case_31_log_probs_before_temperature_against_simulation(tmp_path: Path)
     assert "these look like T = 0.5" in told and "as recorded, but log_p are those of the plain softmax" in told
     arguments["metadata"] = {**arguments["metadata"], "logprob_space": "raw"}
     assert findings(tmp_path / "s", arguments) == []
+
+
+def test_log_probs_before_min_p_against_simulation(tmp_path: Path) -> None:
+    arguments = given(3, min_p=0.1, **LARGE, scored=PLAIN)
+    told = alarm(tmp_path / "s", arguments)
+    assert "min_p 0.1, as recorded, but log_p are those of the plain softmax" in told
+    arguments["metadata"] = {**arguments["metadata"], "logprob_space": "raw"}
+    assert findings(tmp_path / "s", arguments) == []
+    arguments["metadata"]["sampling"] = {"temperature": 1.0, "xtc": 0.5}  # a filter that nothing is known of
+    assert findings(tmp_path / "s", arguments) == []
+    notes = [found.message for found in ms.store.check_integrity(tmp_path / "s")]
+    assert any("the lists judge no temperature" in note for note in notes)
 
 
 def test_log_probs_of_another_temperature_are_named_against_closed_form(tmp_path: Path) -> None:

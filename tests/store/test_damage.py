@@ -165,6 +165,8 @@ def test_incomplete_manifest_is_refused_invariant(tmp_path: Path, changes: dict)
 
 def test_path_without_a_store_is_refused_invariant(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="absent: does not exist; allowed: the folder of a markov_spec store"):
+        ms.open_store(tmp_path / "absent")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
         with pytest.raises(ValueError, match=str(path)):
             ms.open_store(path)
@@ -299,7 +301,7 @@ def test_parent_that_cannot_be_listed_is_a_note_invariant(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "iterdir", locked)
     (finding,) = troubles(root)
     assert finding.severity == "note" and finding.where == str(tmp_path) and "cannot be listed" in finding.message
-    with pytest.raises(ValueError, match="absent: no markov_spec store"):
+    with pytest.raises(ValueError, match="absent: does not exist"):
         ms.open_store(tmp_path / "absent")
 
 

@@ -76,13 +76,17 @@ SETTINGS = [
     Setting(0.5, top_p=0.9),
     Setting(1.5, top_k=10, top_p=0.7),
     Setting(0.5, top_p=0.8, tempered_first=False),
+    Setting(0.7, top_k=10, min_p=0.05),
+    Setting(0.5, min_p=0.05),
+    Setting(0.5, min_p=0.1, tempered_first=False, min_p_tempered=False),
 ]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kept_entries_and_log_probs_against_enumeration(setting: Setting) -> None:
     raw = _raw(4)
-    scores = decoded(raw, setting.temperature, setting.top_k, setting.top_p, not setting.tempered_first)
+    last = not setting.tempered_first
+    scores = decoded(raw, setting.temperature, setting.top_k, setting.top_p, last, setting.min_p)
     order = np.argsort(-raw, axis=1)
     listed = _listed(raw, order[:, 0], scores[np.arange(ROWS), order[:, 0]])
     keep, more, known = listed.kept(setting)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ def test_lists_are_sorted_and_name_an_id_once_invariant(
         build(tmp_path / "s", drafters={"d": drafts})
 
 
+def test_case_67_list_ties_are_stored_by_id_against_closed_form(tmp_path: Path) -> None:
+    lists = {"ids": np.tile([9, 4, 3, 7, -1], (N, 1)), "log_p": np.tile([-1, -1, -2, -2, -np.inf], (N, 1))}
+    stored = build(tmp_path / "s", parts={"lists": lists}).part("lists")
+    assert (stored["ids"] == [4, 9, 3, 7, -1]).all() and (stored["log_p"] == lists["log_p"]).all()
+
+
 def test_target_list_ids_stay_below_vocab_size_invariant(tmp_path: Path) -> None:
     lists = {"ids": np.full((N, 1), 20), "log_p": np.zeros((N, 1))}
     with pytest.raises(ValueError, match="lists: ids: rollout 'a', position 0, entry 1: found 20; allowed: -1 to 19"):
@@ -180,6 +187,7 @@ def test_drafter_under_another_name_is_refused_invariant(tmp_path: Path) -> None
         ({"sampling": {"order": "top_k"}}, "metadata.sampling.order: found 'top_k'; allowed: a list of text"),
         ({"own": {"x": [1, np.int64(2)]}}, r"metadata.own.x\[1\]: found np.int64\(2\) \(int64\); allowed: what JSON"),
         ({"own": float("nan")}, "metadata.own: found nan"),
+        ({"own": json.loads("[" * 500 + "]" * 500)}, r"metadata.own\[0\].*: found more than 64 levels; allowed: 64"),
         ({"own": {1: 2}}, "metadata.own: found key 1; allowed: text"),
     ],
 )
