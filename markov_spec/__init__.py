@@ -3,8 +3,8 @@
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
-from markov_spec.drafting import DraftTree, TreeRanks, build_tree, fit_static_tree, next_tokens, tree_law, tree_ranks
-from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, law_of, proxies
+from markov_spec.drafting import DraftTree, TreeRanks, build_tree, next_tokens, tree_law, tree_ranks
+from markov_spec.evaluation import Contender, Evaluation, Proxies, evaluate, fit_static_tree, law_of, proxies
 from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.sources import (
     ImportReport,

@@ -40,7 +40,8 @@ def test_json_against_reference(store, capsys):
         "pooled_length", "acceptance_by_depth", "accepted_histogram", "first_start", "convention", "convention_length",
         "settings", "tested_by_depth", "request_mean", "plug_in_request_mean", "length_weighted_mean",
         "rollouts_without_rounds", "macro_mean", "drafts_only_length", "untrimmed_length", "proposed_drafts",
-        "draft_acceptance", "repetitive_rollouts", "pooled_length_without_repetitive", "expected_price",
+        "draft_acceptance", "proposed_depths", "depth_acceptance", "uncertain_rounds", "repetitive_rollouts",
+        "pooled_length_without_repetitive", "expected_price",
         "price_per_token", "warnings",
     ]  # fmt: skip
     assert [row["rule"] for row in told["results"]] == ["rejection", "match"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -153,5 +154,5 @@ def _contenders(
         named = text if rule is None or "rule=" in text else f"{bare}{',' if ':' in bare else ':'}rule={rule}"
         for given in Contender.parse_all(named):
             length = draft_length if given.draft_length is None else given.draft_length
-            chosen.append(Contender(given.drafter, rule=given.rule, draft_length=length, settings=given.settings))
+            chosen.append(replace(given, draft_length=length))
     return chosen

@@ -102,14 +102,39 @@ def fit_static_tree(
     """
     if weights is not None and indptr is not None:
         raise ValueError("weights: given beside indptr; allowed: one of them")
-    check_integer(budget, "budget", 0)
     ids, words = check_tokens(top_ids, tokens)
-    hit = places(ids, words, threads)
-    weight = check_weights(weights, len(ids))
+    hit, weight = places(ids, words, threads), check_weights(weights, len(ids))
+    return fit_paths(hit, ids.shape[2], budget, weight, indptr=indptr, first_start=first_start, threads=threads)
+
+
+def fit_paths(
+    hit: Array,
+    listed: int,
+    budget: int,
+    weight: Floats | None = None,
+    *,
+    indptr: Any = None,
+    first_start: int = 0,
+    threads: int | None = None,
+) -> StaticFit:
+    """Do what ``fit_static_tree`` does, from the places of the rollout's tokens in lists of ``listed`` tokens.
+
+    Parameters
+    ----------
+    hit : ndarray of int32, (N, D)
+        As ``inputs.places`` gives it.
+    listed, budget : int
+    weight : ndarray of float64, (N,), optional
+        1 by default.
+    indptr, first_start, threads
+        As in ``fit_static_tree``; errors too.
+    """
+    check_integer(budget, "budget", 0)
+    weight = np.ones(len(hit)) if weight is None else weight
     if indptr is None:
         tree, accepted = _best_tree(hit, weight, budget)
         return StaticFit(Static(tree), "exact", accepted, None, 1)
-    offsets, start = check_indptr(indptr, len(ids)), check_first_start(first_start, len(ids))
+    offsets, start = check_indptr(indptr, len(hit)), check_first_start(first_start, len(hit))
     found: list[tuple[float, float, tuple[Path, ...]]] = []
     seen: set[frozenset[Path]] = set()
     while len(found) < MOST_TREES:
@@ -117,7 +142,7 @@ def fit_static_tree(
         if frozenset(tree) in seen:
             break
         seen.add(frozenset(tree))
-        law = tree_law(path_ranks(tree, hit, ids.shape[2], len(tree), threads=threads), offsets, budget=len(tree))
+        law = tree_law(path_ranks(tree, hit, listed, len(tree), threads=threads), offsets, budget=len(tree))
         rounds = solve(law, first_start=start, threads=threads)
         weight = rounds.occupancy
         found.append((float(rounds.expected.sum()), accepted, tree))

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from markov_spec.arrays import LOG_TOLERANCE, as_float
+from markov_spec.arrays import LOG_TOLERANCE, Array, as_float
+from markov_spec.drafting._numba import NEVER
 from markov_spec.drafting.inputs import check_tokens, places
 
 Floats = npt.NDArray[np.float64]
@@ -84,9 +85,13 @@ def rank_accuracy(top_ids: Any, tokens: Any, *, weights: Any = None) -> Floats:
            [1. , 0. ]])
     """
     ids, words = check_tokens(top_ids, tokens)
-    hit, weight = places(ids, words, None), check_weights(weights, len(ids))
-    counted = weight @ (words >= 0)
-    hits = np.stack([weight @ (hit == m) for m in range(ids.shape[2])], axis=1)
+    return accuracy_of(places(ids, words, None), ids.shape[2], check_weights(weights, len(ids)))
+
+
+def accuracy_of(hit: Array, listed: int, weight: Floats) -> Floats:
+    """Do what `rank_accuracy` does, from the places of the rollout's tokens in lists of ``listed`` tokens."""
+    counted = weight @ (hit != NEVER)
+    hits = np.stack([weight @ (hit == m) for m in range(listed)], axis=1)
     shares: Floats = np.divide(hits, counted[:, None], out=np.zeros_like(hits), where=counted[:, None] > 0)
     return shares
 
@@ -112,9 +117,13 @@ def rank_acceptance(top_ids: Any, tokens: Any, *, weights: Any = None) -> Floats
     array([0.33333333, 0.33333333])
     """
     ids, words = check_tokens(top_ids, tokens)
-    hit, weight = places(ids, words, None), check_weights(weights, len(ids))
-    reached = words >= 0
+    return acceptance_of(places(ids, words, None), ids.shape[2], check_weights(weights, len(ids)))
+
+
+def acceptance_of(hit: Array, listed: int, weight: Floats) -> Floats:
+    """Do what `rank_acceptance` does, from the places of the rollout's tokens in lists of ``listed`` tokens."""
+    reached = hit != NEVER
     reached[:, 1:] &= np.logical_and.accumulate(hit >= 0, axis=1)[:, :-1]
     counted = float((weight @ reached).sum())
-    hits = np.array([float((weight @ (reached & (hit == m))).sum()) for m in range(ids.shape[2])])
+    hits = np.array([float((weight @ (reached & (hit == m))).sum()) for m in range(listed)])
     return hits / counted if counted > 0 else hits

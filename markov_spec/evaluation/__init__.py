@@ -8,10 +8,12 @@ import numpy as np
 
 from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender
-from markov_spec.evaluation.laws import plan, plans
+from markov_spec.evaluation.laws import as_contender, plan, plans
+from markov_spec.evaluation.learned import fit_static_tree, is_learned
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
+from markov_spec.evaluation.trees import tree_plans, whole_tree_law
 from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
@@ -22,11 +24,14 @@ __all__ = [
     "Evaluation",
     "Proxies",
     "evaluate",
+    "fit_static_tree",
     "law_of",
     "plan",
     "proxies",
     "proxies_frame",
 ]
+
+LEARNED_HERE = "the tree is made of what was measured on these rollouts, so its figures are better than on others"
 
 
 def evaluate(
@@ -43,7 +48,8 @@ def evaluate(
     ----------
     store : Store or path
     contender : Contender or str
-        A drafter's name, ``"block:K=7"``, ``"quant5:K=4,rule=block"``, or a `Contender`.
+        A drafter's name, ``"block:K=7"``, ``"quant5:K=4,rule=block"``, ``"block:tree=best-first,budget=64"``, or a
+        `Contender`.
     first_start : int, optional
         0: the first token is drafted too; 1: the prefill emits it. By default that of the convention, or 0.
     convention : {"edr", "deepspec", "vllm", "sglang", "specforge", "dflash", "ddtree", "speculators"}, optional
@@ -86,8 +92,8 @@ def evaluate(
         raise RequestError(
             f"price: found {price!r}; allowed: latency.Affine, latency.Table or what has their method of"
         )
-    ranges = []
-    for chosen in plans(store, contender):
+    wanted, ranges = as_contender(contender), []
+    for chosen in plans(store, wanted) if wanted.tree is None else tree_plans(store, wanted):
         ranges.append(solve_range(chosen, first_start=start, convention=convention, price=price))
     solved = {name: np.concatenate([part[name] for part in ranges]) for name in ranges[0]}
     return Evaluation(
@@ -105,12 +111,15 @@ def evaluate(
         variance=solved["variance"],
         inverse=solved["expected_inverse"],
         drafted=solved["drafted"],
+        depths=solved["depths"],
+        uncertain=solved.get("uncertain"),
         accepted_histogram=solved["accepted_histogram"],
         tested=solved["tested"],
         repeated=solved["repeated"],
         price=solved.get("price"),
         price_variance=solved.get("price_variance"),
         convention=convention,
+        notes=(LEARNED_HERE,) if is_learned(wanted) else (),
         counts=None if convention is None else rollout_counts(solved, start),
     )
 
@@ -142,7 +151,10 @@ def law_of(store: Store | str | Path, contender: Contender | str) -> RoundLaw:
     ...     ms.round_distribution(ms.law_of(store, "quant5:K=2")).pmf(0)
     array([0. , 0.5, 0.5, 0. ])
     """
-    chosen = plan(store if isinstance(store, Store) else open_store(store), contender)
+    store, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
+    if wanted.tree is not None:
+        return whole_tree_law(store, wanted)
+    chosen = plan(store, wanted)
     return chosen.law(0, len(chosen.rollouts))
 
 

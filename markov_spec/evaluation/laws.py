@@ -14,6 +14,7 @@ from markov_spec.acceptance import RULES, round_law
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
 from markov_spec.evaluation.contender import ALLOWED, RULE_SETTINGS, Contender, Setting
+from markov_spec.latency import Price, round_prices
 from markov_spec.store import Store
 from markov_spec.store.metadata import drawn_as_recorded
 from markov_spec.store.schema import MULTI_DRAFTS, SUM_TOLERANCE
@@ -77,6 +78,13 @@ class Plan:
                 draft_length=self.lengths(rows),
                 **self._options(rows, offsets),
             )
+
+    def prices(self, price: Price, law: RoundLaw, first: int, last: int) -> Array:
+        """Give the price of a round from every start of a range of rollouts, (N,)."""
+        prompts = [len(prompt) for prompt in self.rollouts.prompt_tokens[first:last]]
+        return round_prices(
+            price, drafted=law.draft_length, indptr=law.indptr, prompt_lengths=np.array(prompts, dtype=int)
+        )
 
     @contextmanager
     def _named(self, first: int) -> Iterator[None]:
@@ -169,10 +177,17 @@ def plan(store: Store, contender: Contender | str) -> Plan:
     return Plan(store, chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
 
 
-def _chosen(store: Store, contender: Contender | str) -> Contender:
+def as_contender(contender: Contender | str) -> Contender:
+    """Read a contender that may be given as text."""
     if not isinstance(contender, str | Contender):
         raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
-    chosen = contender if isinstance(contender, Contender) else Contender.parse(contender)
+    return contender if isinstance(contender, Contender) else Contender.parse(contender)
+
+
+def _chosen(store: Store, contender: Contender | str) -> Contender:
+    chosen = as_contender(contender)
+    if chosen.tree is not None:
+        raise RequestError(f"contender {chosen}: found a tree; allowed: a chain, for what was asked")
     if chosen.drafter not in store.drafters:
         allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
         raise RequestError(f"contender {chosen}: found drafter {chosen.drafter!r}; allowed: {allowed}")

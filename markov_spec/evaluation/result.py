@@ -57,7 +57,9 @@ class Evaluation:
     inverse : ndarray, (R,)
         ``E[1/R]``; NaN where there is nothing to decode.
     drafted : ndarray, (R,)
-        Expected drafts proposed.
+        Expected drafts proposed: nodes, if they are a tree.
+    depths : ndarray, (R,)
+        Expected depths proposed, up to the end of the rollout; the same as ``drafted`` of a chain.
     accepted_histogram : ndarray, (R, K+1)
         Expected rounds that accept exactly ``k`` drafts, an accepted end token counted.
     tested : ndarray, (R, K)
@@ -66,6 +68,10 @@ class Evaluation:
         Share of the rollout's 4-grams that occurred in it before.
     price, price_variance : ndarray, (R,), or None
         Expected price of the rounds and its variance given the rollout; None if no price was given.
+    uncertain : ndarray, (R,), or None
+        Of a tree: expected rounds from starts whose lists are too short to tell its nodes.
+    notes : tuple of str
+        Warnings about the contender.
     convention : str or None
         Whose acceptance length `length` is.
     counts : RolloutCounts or None
@@ -86,11 +92,14 @@ class Evaluation:
     variance: Array
     inverse: Array
     drafted: Array
+    depths: Array
     accepted_histogram: Array
     tested: Array
     repeated: Array
     price: Array | None = None
     price_variance: Array | None = None
+    uncertain: Array | None = None
+    notes: tuple[str, ...] = ()
     convention: str | None = None
     counts: RolloutCounts | None = None
 
@@ -111,6 +120,8 @@ class Evaluation:
 
     def _exactness(self, chosen: Array) -> Exactness:
         own = RULES[self.rule].exactness
+        if self.uncertain is not None and self.uncertain[chosen].any():
+            own = "bound"
         return own if self.convention is None or own != "exact" else self._interval(chosen).exactness
 
     @property
@@ -213,6 +224,11 @@ class Evaluation:
             "draft_acceptance": draft_acceptance(
                 float(histogram @ np.arange(histogram.size)), proposed=math.fsum(self.drafted[chosen])
             ),
+            "proposed_depths": math.fsum(self.depths[chosen]),
+            "depth_acceptance": draft_acceptance(
+                float(histogram @ np.arange(histogram.size)), proposed=math.fsum(self.depths[chosen])
+            ),
+            "uncertain_rounds": None if self.uncertain is None else math.fsum(self.uncertain[chosen]),
             "repetitive_rollouts": int(self.repetitive[chosen].sum()),
             "pooled_length_without_repetitive": pooled_length(
                 self.committed[chosen & ~self.repetitive], self.rounds[chosen & ~self.repetitive]
@@ -223,7 +239,8 @@ class Evaluation:
 
     def _warnings(self, chosen: Array) -> list[str]:
         prompts = [prompt for prompt, own in zip(self.prompt_ids, chosen, strict=True) if own]
-        return workload_warnings(self.committed[chosen], self.rounds[chosen], prompts, self.repetitive[chosen])
+        found = workload_warnings(self.committed[chosen], self.rounds[chosen], prompts, self.repetitive[chosen])
+        return [*self.notes, *found]
 
     def _priced(self, chosen: Array) -> dict[str, float | None]:
         if self.price is None:

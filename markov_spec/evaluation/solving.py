@@ -9,19 +9,22 @@ import numpy as np
 from markov_spec.arrays import Array, RoundLaw
 from markov_spec.chain import end_accepted, expected_ratio, solve
 from markov_spec.evaluation.laws import Plan
+from markov_spec.evaluation.trees import TreePlan
 from markov_spec.evaluation.workload import repeated_share
-from markov_spec.latency import Price, round_prices
+from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS, RolloutCounts
 
 SOLVED = ("committed", "expected", "variance", "expected_inverse", "drafted", "price", "price_variance")
 
 
-def solve_range(plan: Plan, *, first_start: int, convention: str | None, price: Price | None) -> dict[str, Array]:
+def solve_range(
+    plan: Plan | TreePlan, *, first_start: int, convention: str | None, price: Price | None
+) -> dict[str, Array]:
     """Solve the rollouts of a plan.
 
     Parameters
     ----------
-    plan : Plan
+    plan : Plan or TreePlan
     first_start : int
     convention : str, optional
         Whose figure will be asked for: what it needs is computed as well.
@@ -45,20 +48,18 @@ def solve_range(plan: Plan, *, first_start: int, convention: str | None, price: 
 
 
 def _solved(
-    plan: Plan, first: int, last: int, first_start: int, convention: str | None, price: Price | None
+    plan: Plan | TreePlan, first: int, last: int, first_start: int, convention: str | None, price: Price | None
 ) -> dict[str, Array]:
     law, depth = plan.law(first, last), plan.draft_length
-    prices = None
-    if price is not None:
-        prompts = [len(prompt) for prompt in plan.rollouts.prompt_tokens[first:last]]
-        prices = round_prices(
-            price, drafted=law.draft_length, indptr=law.indptr, prompt_lengths=np.array(prompts, dtype=int)
-        )
+    prices = None if price is None else plan.prices(price, law, first, last)
     rounds = solve(law, first_start=first_start, price=prices, inverse=True)
     solved = {name: getattr(rounds, name) for name in SOLVED if getattr(rounds, name) is not None}
     # A chunk whose starts all draft less has fewer depths.
     solved["accepted_histogram"] = _widened(rounds.accepted_histogram, depth + 1)
     solved["tested"] = _widened(rounds.tested, depth)
+    solved["depths"] = solved["drafted"]
+    if isinstance(plan, TreePlan):
+        solved |= plan.counted(rounds.occupancy)
     if convention is not None:
         solved |= _counted(law, rounds.occupancy, rounds.committed, convention, first_start)
         solved["drafted_rounds"] = rounds.tested[:, 0] if law.depth else np.zeros(last - first)

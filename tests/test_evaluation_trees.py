@@ -1,0 +1,251 @@
+"""Contenders that draft trees, on stores: against trees that are built and walked, the chain, and the engine."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import markov_spec as ms
+from markov_spec.cli import main
+from markov_spec.drafting import BUILDERS, Medusa, Sequoia, Static, fit_static_tree, rank_acceptance, rank_accuracy
+from markov_spec.evaluation import lists as lists_module
+from markov_spec.latency import Affine
+from tests.drafting.samples import lists, rollout
+
+LENGTHS = [7, 1, 0, 12, 5]
+INDPTR = np.concatenate([[0], np.cumsum(LENGTHS)])
+N, D, V = int(INDPTR[-1]), 4, 6
+NAMES = ["best-first", "chain", "eagle2", "all-children", "static", "medusa", "sequoia"]
+
+
+@pytest.fixture
+def recorded():
+    """Lists of whole distributions from every start, of which cells past the ends are unknown to a store."""
+    rng = np.random.default_rng(4)
+    ids, log_q = lists(rng, N, D, V)
+    tokens = rollout(rng, ids[:, :1], log_q[:, :1])[:, 0]
+    ends = np.repeat(INDPTR[1:], LENGTHS)
+    past = np.arange(N)[:, None] + np.arange(D) >= ends[:, None]
+    own = np.take(tokens, np.minimum(np.arange(N)[:, None] + np.arange(D), N - 1))
+    place = (ids == own[..., None]).argmax(-1)
+    law = np.take_along_axis(log_q, place[..., None], -1)[..., 0]
+    return ids, log_q, tokens, np.where(past, np.nan, law), np.where(past, 2**31 - 1, place + 1)
+
+
+def write(path, recorded, width=V):
+    ids, log_q, tokens, law, rank = recorded
+    part = {"ids": ids[..., :width], "log_q": log_q[..., :width]}
+    drafters = {
+        "block": ms.Drafts("block", "block", "rejection", law, rank, parts={"lists": part}),
+        "bare": ms.Drafts("bare", "block", "rejection", law, rank),
+        "auto": ms.Drafts("auto", "autoregressive", "rejection", law[:, 0], rank[:, 0]),
+    }
+    return ms.write_store(
+        path, rollout_ids=list("abcde"), prompt_ids=list("ppqqr"), tokens=tokens, indptr=INDPTR,
+        prompt_tokens=[[1] * n for n in (3, 3, 4, 4, 9)], log_p=np.full(N, -1.0), drafters=drafters,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path, recorded):
+    return write(tmp_path / "run", recorded)
+
+
+def walked(recorded, builder, budget, depth=D):
+    """Accepted drafts and nodes from every start of trees of what the record holds, by a walk from the root."""
+    ids, log_q, tokens, _, _ = recorded
+    accepted, nodes = np.zeros(N, int), np.zeros(N, int)
+    for a, b in itertools.pairwise(INDPTR):
+        for s in range(a, b):
+            tree = ms.build_tree(ids[s, :depth], log_q[s, :depth], budget=budget, builder=builder)
+            children = {(int(p), int(x)): i for i, (p, x) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+            at, nodes[s] = -1, len(tree.tokens)
+            while s + accepted[s] < b and (at, int(tokens[s + accepted[s]])) in children:
+                at = children[at, int(tokens[s + accepted[s]])]
+                accepted[s] += 1
+    return accepted, nodes
+
+
+def decoded(accepted, first_start=0):
+    """Rounds and starts of literal decoding, rollout by rollout."""
+    rounds, starts = [], []
+    for a, b in itertools.pairwise(INDPTR):
+        s, count = a + first_start, 0
+        while s < b:
+            starts.append(s)
+            s, count = s + accepted[s] + 1, count + 1
+        rounds.append(count)
+    return np.array(rounds), starts
+
+
+def explicit(recorded, name, budget, depth=D):
+    """The builder that a contender's name stands for."""
+    ids, _, tokens, _, _ = recorded
+    words = ms.next_tokens(tokens, INDPTR, depth)
+    if name == "static":
+        return fit_static_tree(ids[:, :depth], words, budget=budget).builder
+    if name == "medusa":
+        return Medusa(rank_accuracy(ids[:, :depth], words))
+    if name == "sequoia":
+        return Sequoia(rank_acceptance(ids[:, :depth], words), depth=depth)
+    return BUILDERS[name]()
+
+
+@pytest.mark.parametrize("first_start", [0, 1])
+@pytest.mark.parametrize("budget", [0, 1, 3, 8, 20])
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_against_simulation(store, recorded, name, budget, first_start):
+    found = ms.evaluate(store, f"block:tree={name},budget={budget}", first_start=first_start)
+    accepted, nodes = walked(recorded, explicit(recorded, name, budget), budget)
+    rounds, starts = decoded(accepted, first_start)
+    sure = found.uncertain == 0  # a store has no lists past the ends, where nodes may come first
+    assert (found.rounds[sure] == rounds[sure]).all() and sure.sum() >= 2 and (found.variance == 0).all()
+    assert found.rule == "match" and found.settings == {"tree": name, "budget": budget}
+    assert sure.all() or (name in ("best-first", "eagle2", "all-children") and budget > 1)
+    if sure.all():
+        histogram = np.bincount(accepted[starts], minlength=min(budget, D) + 1)
+        assert found.accepted_histogram.sum(0).tolist() == histogram.tolist()
+        assert found.drafted.sum() == nodes[starts].sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_depth_of_a_tree_against_simulation(store, recorded, name):
+    found = ms.evaluate(store, ms.Contender("block", tree=name, budget=6, draft_length=2))
+    rounds, _ = decoded(walked(recorded, explicit(recorded, name, 6, 2), 6, 2)[0])
+    assert found.rounds.tolist() == rounds.tolist() and found.draft_length == 2
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_case_91_chain_is_a_tree_against_reference(store, depth):
+    tree, chain = (
+        ms.evaluate(store, f"block:tree=chain,budget={depth}"),
+        ms.evaluate(store, f"block:rule=match,K={depth}"),
+    )
+    names = ("rounds", "variance", "accepted_histogram", "tested", "depths")
+    assert all(np.allclose(getattr(tree, name), getattr(chain, name), atol=1e-12) for name in names)
+    assert tree.exactness == chain.exactness == "exact"
+    best = [ms.evaluate(store, f"block:tree=best-first,budget={n}").pooled_length for n in range(depth + 1)]
+    assert best == sorted(best)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_range_by_range_against_reference(store, monkeypatch, name):
+    contender = f"block:tree={name},budget=5"
+    whole = ms.evaluate(store, contender, price=Affine(1.0, per_draft=0.1), convention="vllm")
+    monkeypatch.setattr(lists_module, "RANGE_BYTES", 1)
+    parts = ms.evaluate(store, contender, price=Affine(1.0, per_draft=0.1), convention="vllm")
+    assert repr(parts) == repr(whole) and (parts.price == whole.price).all()
+    assert (ms.solve(ms.law_of(store, contender), first_start=1).expected == whole.rounds).all()
+
+
+def test_truncated_lists_are_labelled_against_reference(tmp_path, recorded):
+    full, short = write(tmp_path / "full", recorded), write(tmp_path / "short", recorded, width=2)
+    labels = set()
+    for budget in range(1, 12):
+        contender = f"block:tree=best-first,budget={budget}"
+        found, true = ms.evaluate(short, contender), ms.evaluate(full, contender)
+        labels.add(found.exactness)
+        sure = found.uncertain == 0
+        if true.exactness == "exact":
+            assert (found.rounds[sure] == true.rounds[sure]).all()
+        assert found.exactness == ("exact" if sure.all() else "bound")
+        assert found.results()[0]["uncertain_rounds"] == found.uncertain.sum() <= found.rounds.sum()
+    assert labels == {"exact", "bound"}
+
+
+def test_price_of_a_tree_against_closed_form(store):
+    price = Affine(10.0, per_depth=1.0, per_draft=0.5, per_context=0.01)
+    found = ms.evaluate(store, "block:tree=best-first,budget=3", price=price)
+    _, starts = decoded(walked_from_store(store, 3))
+    prompts = np.repeat([3, 3, 4, 4, 9], LENGTHS) + np.arange(N) - np.repeat(INDPTR[:-1], LENGTHS)
+    expected = [10 + 3 + 1.5 + 0.01 * prompts[s] for s in starts]
+    assert found.price.sum() == pytest.approx(sum(expected), abs=1e-9)
+    assert ms.evaluate(store, "block:tree=best-first,budget=0", price=price).price.sum() == pytest.approx(
+        sum(10 + 0.01 * context for context in prompts), abs=1e-9
+    )
+
+
+def walked_from_store(store, budget):
+    law = ms.law_of(store, f"block:tree=best-first,budget={budget}")
+    return np.cumprod(np.asarray(law.accept), axis=1).sum(1).astype(int)
+
+
+def test_learned_trees_say_so_and_given_ones_do_not_invariant(store):
+    learned = ms.evaluate(store, "block:tree=static,budget=4")
+    given = ms.evaluate(store, ms.Contender("block", tree=ms.fit_static_tree(store, "block", 4).builder, budget=4))
+    assert (learned.rounds == given.rounds).all()
+    assert "measured on these rollouts" in repr(learned) and given.notes == ()
+    assert given.contender == "block:tree=static,budget=4"
+
+
+def test_fit_on_some_rollouts_against_reference(store, recorded):
+    ids, _, tokens, _, _ = recorded
+    words, chosen = ms.next_tokens(tokens, INDPTR, D), np.array([True, False, True, True, False])
+    rows = np.repeat(chosen, LENGTHS)
+    fit = ms.fit_static_tree(store, "block", 5, rollouts=chosen)
+    assert fit.builder == fit_static_tree(ids[rows], words[rows], budget=5).builder
+    fit = ms.fit_static_tree(store, "block", 5, weights="occupancy", rollouts=chosen, depth=3)
+    offsets = np.concatenate([[0], np.cumsum(np.array(LENGTHS)[chosen])])
+    expected = fit_static_tree(ids[rows, :3], words[rows, :3], budget=5, indptr=offsets)
+    assert (fit.builder, fit.expected_rounds, fit.exactness) == (
+        expected.builder,
+        expected.expected_rounds,
+        "heuristic",
+    )
+
+
+@pytest.mark.parametrize(
+    ("contender", "message"),
+    [
+        ("block:tree=best-first", "a tree needs a budget"),
+        ("block:budget=4", "found tree None; allowed: best-first"),
+        ("block:tree=oak,budget=4", "found tree 'oak'; allowed: best-first"),
+        ("block:tree=best-first,budget=4,rule=block", "found rule 'block' with a tree"),
+        ("block:tree=best-first,budget=4,beam=3", "found setting 'beam' of this tree; it has none"),
+        ("block:tree=eagle2,budget=4,m=2", "found setting 'm' of this tree; it has beam, depth"),
+        ("block:tree=eagle2,budget=4,beam=x", "found beam='x'; allowed: an integer"),
+        ("block:tree=eagle2,budget=4,budget=5", "found 'budget=5'"),
+        ("block:tree=chain,budget=-4", "found 'budget=-4'"),
+        ("block:tree=chain,budget=4,K=5", "found K=5; allowed: 1 to 4, recorded"),
+        ("auto:tree=chain,budget=4", "an autoregressive drafter's tree"),
+        ("bare:tree=chain,budget=4", "needs part 'lists' of drafter 'bare'"),
+        ("nobody:tree=chain,budget=4", "found drafter 'nobody'; allowed: auto, bare, block"),
+    ],
+)
+def test_contender_that_cannot_be_is_refused_invariant(store, capsys, contender, message):
+    with pytest.raises(ms.RequestError, match=message):
+        ms.evaluate(store, contender)
+    assert main(["evaluate", str(store.path), contender]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_proxies_are_of_chains_invariant(store):
+    with pytest.raises(ms.RequestError, match="found a tree; allowed: a chain"):
+        ms.proxies(store, "block:tree=best-first,budget=4")
+
+
+def test_case_13_rates_by_node_and_by_depth_against_closed_form(tmp_path):
+    hits = np.zeros((30, 3), bool)
+    hits[0::3, :2] = True  # each round accepts two of the three depths of 15 nodes
+    words = np.arange(30) + 100
+    ids = np.full((30, 3, 5), -1)
+    ids[:, :, :] = np.arange(5)
+    at = np.minimum(np.arange(30)[:, None] + np.arange(3), 29)
+    ids[..., 0] = np.where(hits, words[at], ids[..., 0])
+    part = {"ids": ids, "log_q": np.log(np.tile([0.6, 0.1, 0.1, 0.1, 0.1], (30, 3, 1)))}
+    drafts = ms.Drafts("block", "block", "rejection", np.zeros((30, 3)), parts={"lists": part})
+    paths = [(0,), (0, 0), (0, 0, 0), *((i,) for i in range(1, 5)), *((0, i) for i in range(1, 5))]
+    paths += [(0, 0, i) for i in range(1, 5)]
+    store = ms.write_store(
+        tmp_path / "run", rollout_ids=["a"], prompt_ids=["p"], tokens=words, indptr=[0, 30], log_p=np.full(30, -1.0),
+        drafters={"block": drafts},
+    )  # fmt: skip
+    tree = Static((*paths, (1, 0), (1, 1))[:15])
+    (row,) = ms.evaluate(store, ms.Contender("block", tree=tree, budget=15)).results()
+    assert (row["expected_rounds"], row["pooled_length"], row["proposed_drafts"], row["proposed_depths"]) == (
+        10,
+        3,
+        150,
+        30,
+    )
+    assert row["draft_acceptance"] == pytest.approx(20 / 150) and row["depth_acceptance"] == pytest.approx(20 / 30)
