@@ -10,20 +10,25 @@ at the end ``T`` where everything is 0. Sums over ``k`` run from 0 to ``min(L[s]
     (H)  h[k] = sum_s o[s] A[s,k]                          expected rounds that accept exactly k drafts
     (C)  C[s] = sum_k A[s,k] (c[s,k] + C[s+k+1])           expected price, and its variance as (M):
          Var[s] = sum_k A[s,k] (Var[s+k+1] + (C[s+k+1] - C[s] + c[s,k])^2)
+    (C*) C*[s] = min_j c_j[s] + sum_k A_j[s,k] C*[s+k+1]   least price of all choices among laws by the start
 
 (M) is the law of total variance, equal to the second moment less ``V^2`` and free of its cancellation.
 """
 
+from markov_spec.chain.control import Control, choose, optimal_choice
 from markov_spec.chain.distribution import RoundDistribution, round_distribution
 from markov_spec.chain.moments import Rounds, end_accepted, solve
 from markov_spec.chain.ratio import expected_inverse, expected_ratio
 
 __all__ = [
+    "Control",
     "RoundDistribution",
     "Rounds",
+    "choose",
     "end_accepted",
     "expected_inverse",
     "expected_ratio",
+    "optimal_choice",
     "round_distribution",
     "solve",
 ]
