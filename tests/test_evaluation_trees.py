@@ -1,7 +1,5 @@
 """Contenders that draft trees, on stores: against trees that are built and walked, the chain, and the engine."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -10,72 +8,20 @@ from markov_spec.cli import main
 from markov_spec.drafting import BUILDERS, Medusa, Sequoia, Static, fit_static_tree, rank_acceptance, rank_accuracy
 from markov_spec.evaluation import lists as lists_module
 from markov_spec.latency import Affine
-from tests.drafting.samples import lists, rollout
+from tests import stored_lists
+from tests.stored_lists import INDPTR, LENGTHS, PROMPTS, D, N, decoded, walked, write
 
-LENGTHS = [7, 1, 0, 12, 5]
-INDPTR = np.concatenate([[0], np.cumsum(LENGTHS)])
-N, D, V = int(INDPTR[-1]), 4, 6
 NAMES = ["best-first", "chain", "eagle2", "all-children", "static", "medusa", "sequoia"]
 
 
 @pytest.fixture
 def recorded():
-    """Lists of whole distributions from every start, of which cells past the ends are unknown to a store."""
-    rng = np.random.default_rng(4)
-    ids, log_q = lists(rng, N, D, V)
-    tokens = rollout(rng, ids[:, :1], log_q[:, :1])[:, 0]
-    ends = np.repeat(INDPTR[1:], LENGTHS)
-    past = np.arange(N)[:, None] + np.arange(D) >= ends[:, None]
-    own = np.take(tokens, np.minimum(np.arange(N)[:, None] + np.arange(D), N - 1))
-    place = (ids == own[..., None]).argmax(-1)
-    law = np.take_along_axis(log_q, place[..., None], -1)[..., 0]
-    return ids, log_q, tokens, np.where(past, np.nan, law), np.where(past, 2**31 - 1, place + 1)
-
-
-def write(path, recorded, width=V):
-    ids, log_q, tokens, law, rank = recorded
-    part = {"ids": ids[..., :width], "log_q": log_q[..., :width]}
-    drafters = {
-        "block": ms.Drafts("block", "block", "rejection", law, rank, parts={"lists": part}),
-        "bare": ms.Drafts("bare", "block", "rejection", law, rank),
-        "auto": ms.Drafts("auto", "autoregressive", "rejection", law[:, 0], rank[:, 0]),
-    }
-    return ms.write_store(
-        path, rollout_ids=list("abcde"), prompt_ids=list("ppqqr"), tokens=tokens, indptr=INDPTR,
-        prompt_tokens=[[1] * n for n in (3, 3, 4, 4, 9)], log_p=np.full(N, -1.0), drafters=drafters,
-    )  # fmt: skip
+    return stored_lists.recorded()
 
 
 @pytest.fixture
 def store(tmp_path, recorded):
     return write(tmp_path / "run", recorded)
-
-
-def walked(recorded, builder, budget, depth=D):
-    """Accepted drafts and nodes from every start of trees of what the record holds, by a walk from the root."""
-    ids, log_q, tokens, _, _ = recorded
-    accepted, nodes = np.zeros(N, int), np.zeros(N, int)
-    for a, b in itertools.pairwise(INDPTR):
-        for s in range(a, b):
-            tree = ms.build_tree(ids[s, :depth], log_q[s, :depth], budget=budget, builder=builder)
-            children = {(int(p), int(x)): i for i, (p, x) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-            at, nodes[s] = -1, len(tree.tokens)
-            while s + accepted[s] < b and (at, int(tokens[s + accepted[s]])) in children:
-                at = children[at, int(tokens[s + accepted[s]])]
-                accepted[s] += 1
-    return accepted, nodes
-
-
-def decoded(accepted, first_start=0):
-    """Rounds and starts of literal decoding, rollout by rollout."""
-    rounds, starts = [], []
-    for a, b in itertools.pairwise(INDPTR):
-        s, count = a + first_start, 0
-        while s < b:
-            starts.append(s)
-            s, count = s + accepted[s] + 1, count + 1
-        rounds.append(count)
-    return np.array(rounds), starts
 
 
 def explicit(recorded, name, budget, depth=D):
@@ -157,7 +103,7 @@ def test_price_of_a_tree_against_closed_form(store):
     price = Affine(10.0, per_depth=1.0, per_draft=0.5, per_context=0.01)
     found = ms.evaluate(store, "block:tree=best-first,budget=3", price=price)
     _, starts = decoded(walked_from_store(store, 3))
-    prompts = np.repeat([3, 3, 4, 4, 9], LENGTHS) + np.arange(N) - np.repeat(INDPTR[:-1], LENGTHS)
+    prompts = np.repeat(PROMPTS, LENGTHS) + np.arange(N) - np.repeat(INDPTR[:-1], LENGTHS)
     expected = [10 + 3 + 1.5 + 0.01 * prompts[s] for s in starts]
     assert found.price.sum() == pytest.approx(sum(expected), abs=1e-9)
     assert ms.evaluate(store, "block:tree=best-first,budget=0", price=price).price.sum() == pytest.approx(

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from markov_spec.arrays import RequestError
-from markov_spec.cli import evaluate, exchange, record, store
+from markov_spec.cli import evaluate, exchange, record, store, trees
 from markov_spec.cli.output import app
 
-__all__ = ["app", "evaluate", "exchange", "main", "record", "store"]
+__all__ = ["app", "evaluate", "exchange", "main", "record", "store", "trees"]
 
 
 def _tell_version(wanted: bool) -> None:

@@ -93,7 +93,7 @@ def evaluate_command(
 
     markov-spec evaluate data/demo block:K=1-8 quant5:K=4,rule=block --by benchmark --format json
     """
-    form = _form(format, out)
+    form = form_of(format, out)
     opened = open_store(store)
     chosen = _contenders(opened, contenders, rule, draft_length)
     start = None if first_start is None else int(first_start)
@@ -127,7 +127,7 @@ def proxies_command(
 
     markov-spec proxies data/demo block:K=1-8 --by benchmark
     """
-    form = _form(format, out)
+    form = form_of(format, out)
     opened = open_store(store)
     chosen = _contenders(opened, contenders, rule, draft_length)
     frame = proxies_frame(opened, chosen, by=by, first_start=int(first_start))
@@ -139,7 +139,8 @@ def proxies_command(
         show(proxies_table(frame), out)
 
 
-def _form(format: str | None, out: Path | None) -> str:
+def form_of(format: str | None, out: Path | None) -> str:
+    """Settle how to print: as asked, as the name of the file ends, or a table."""
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
     return format or {".json": "json", ".csv": "csv"}.get("" if out is None else out.suffix, "table")

@@ -32,8 +32,11 @@ import numpy as np
 
 from markov_spec.arrays import ABSENT, RequestError, check_integer
 from markov_spec.drafting.all_children import AllChildren
+from markov_spec.drafting.beam import beam_ranks, beam_tree
 from markov_spec.drafting.best_first import BestFirst
+from markov_spec.drafting.calibration import Calibration, reestimate, surrogate_calibration
 from markov_spec.drafting.chain import Chain
+from markov_spec.drafting.cost_optimal import BUDGET_RULES, clairvoyant_budgets, node_values
 from markov_spec.drafting.eagle2 import Eagle2
 from markov_spec.drafting.fit import StaticFit, fit_static_tree
 from markov_spec.drafting.inputs import Builder, Lists, next_tokens
@@ -43,12 +46,15 @@ from markov_spec.drafting.ranks import TreeRanks, tree_law
 from markov_spec.drafting.sequoia import Sequoia, positional_values
 from markov_spec.drafting.static import Static
 from markov_spec.drafting.tree import DraftTree
+from markov_spec.drafting.walk import TreeRounds, tree_rounds
 
 __all__ = [
+    "BUDGET_RULES",
     "BUILDERS",
     "AllChildren",
     "BestFirst",
     "Builder",
+    "Calibration",
     "Chain",
     "DraftTree",
     "Eagle2",
@@ -57,14 +63,22 @@ __all__ = [
     "Static",
     "StaticFit",
     "TreeRanks",
+    "TreeRounds",
+    "beam_ranks",
+    "beam_tree",
     "build_tree",
+    "clairvoyant_budgets",
     "fit_static_tree",
     "next_tokens",
+    "node_values",
     "positional_values",
     "rank_acceptance",
     "rank_accuracy",
+    "reestimate",
+    "surrogate_calibration",
     "tree_law",
     "tree_ranks",
+    "tree_rounds",
 ]
 
 BUILDERS: Mapping[str, type[Builder]] = {

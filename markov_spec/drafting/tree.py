@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,13 +89,16 @@ class DraftTree:
 
     def accepted(self, tokens: Any) -> int:
         """Give how many of the tokens that follow the root the tree has on one path from it: ``N`` of that round."""
+        return len(self._followed(tokens))
+
+    def _followed(self, tokens: Any) -> list[int]:
         children = {(int(p), int(x)): i for i, (p, x) in enumerate(zip(self.parents, self.tokens, strict=True))}
-        node, count = ROOT, 0
+        nodes: list[int] = []
         for token in np.asarray(tokens).tolist():
-            if (node, token) not in children:
+            if (nodes[-1] if nodes else ROOT, token) not in children:
                 break
-            node, count = children[node, token], count + 1
-        return count
+            nodes.append(children[nodes[-1] if nodes else ROOT, token])
+        return nodes
 
     def attention_mask(self) -> npt.NDArray[np.bool_]:
         """Give which verified tokens each one sees, bool (n+1, n+1): its ancestors and itself, the root being 0."""
@@ -119,16 +122,35 @@ class DraftTree:
             row[: len(way)] = np.array(way[::-1]) + 1
         return out
 
-    def to_text(self) -> str:
-        """Draw the tree: a line for each node with its token, and the probability of its path if it is known."""
-        return "\n".join(["root", *self._lines(ROOT, "")])
+    def to_text(self, *, tokens: Any = (), text: Mapping[int, str] | None = None) -> str:
+        """Draw the tree: a line for each node with its token, and the probability of its path if it is known.
 
-    def _lines(self, node: int, indent: str) -> Iterator[str]:
+        Parameters
+        ----------
+        tokens : array of int
+            The tokens that follow the root: nodes that they go through, the accepted ones, are marked with ``*``.
+        text : mapping of int to str, optional
+            Text of the tokens, shown quoted beside their ids.
+
+        Examples
+        --------
+        >>> from markov_spec.drafting import DraftTree
+        >>> print(DraftTree([5, 6, 7], [-1, -1, 0]).to_text(tokens=[5, 6], text={5: " a", 6: " b"}))
+        root
+        +- 5 ' a' *
+        |  +- 7
+        +- 6 ' b'
+        """
+        return "\n".join(["root", *self._lines(ROOT, "", set(self._followed(tokens)), text or {})])
+
+    def _lines(self, node: int, indent: str, accepted: set[int], text: Mapping[int, str]) -> Iterator[str]:
         children = np.flatnonzero(self.parents == node).tolist()
         for i in children:
+            token = int(self.tokens[i])
+            words = [f"+- {token}", *([repr(text[token])] if token in text else [])]
             value = "" if self.log_values is None else f"  {np.exp(self.log_values[i]):.3g}"
-            yield f"{indent}+- {self.tokens[i]}{value}"
-            yield from self._lines(i, indent + ("   " if i == children[-1] else "|  "))
+            yield indent + " ".join(words) + value + " *" * (i in accepted)
+            yield from self._lines(i, indent + ("   " if i == children[-1] else "|  "), accepted, text)
 
     def __repr__(self) -> str:
         return f"DraftTree({len(self)} node{'s' * (len(self) != 1)}, depth {self.depths.max(initial=0)})"

@@ -7,31 +7,37 @@ from pathlib import Path
 import numpy as np
 
 from markov_spec.arrays import RequestError, RoundLaw
-from markov_spec.evaluation.contender import RULE_SETTINGS, Contender
-from markov_spec.evaluation.laws import as_contender, plan, plans
-from markov_spec.evaluation.learned import fit_static_tree, is_learned
+from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
+from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
+from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender
+from markov_spec.evaluation.laws import plan, plans
+from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
-from markov_spec.evaluation.trees import tree_plans, whole_tree_law
+from markov_spec.evaluation.trees import draft_tree, tree_plans, whole_tree_plan
 from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
 
 __all__ = [
     "RULE_SETTINGS",
+    "BudgetOptimum",
+    "Clairvoyant",
     "Contender",
     "Evaluation",
     "Proxies",
+    "budget_curve",
+    "clairvoyant",
+    "draft_tree",
     "evaluate",
     "fit_static_tree",
     "law_of",
+    "optimal_budget",
     "plan",
     "proxies",
     "proxies_frame",
 ]
-
-LEARNED_HERE = "the tree is made of what was measured on these rollouts, so its figures are better than on others"
 
 
 def evaluate(
@@ -90,7 +96,8 @@ def evaluate(
     start = _first_start(first_start, convention)
     if price is not None and not hasattr(price, "of"):
         raise RequestError(
-            f"price: found {price!r}; allowed: latency.Affine, latency.Table or what has their method of"
+            f"price: found {price!r}; allowed: latency.Affine, Table, Roofline, read_price(FILE), or what has their "
+            "method of"
         )
     wanted, ranges = as_contender(contender), []
     for chosen in plans(store, wanted) if wanted.tree is None else tree_plans(store, wanted):
@@ -153,7 +160,8 @@ def law_of(store: Store | str | Path, contender: Contender | str) -> RoundLaw:
     """
     store, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
     if wanted.tree is not None:
-        return whole_tree_law(store, wanted)
+        trees = whole_tree_plan(store, wanted)
+        return trees.law(0, len(trees.rollouts))
     chosen = plan(store, wanted)
     return chosen.law(0, len(chosen.rollouts))
 

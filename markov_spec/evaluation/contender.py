@@ -201,6 +201,13 @@ class Contender:
         return f"{self.drafter}:{given}" if given else self.drafter
 
 
+def as_contender(contender: Contender | str) -> Contender:
+    """Read a contender that may be given as text."""
+    if not isinstance(contender, str | Contender):
+        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
+    return contender if isinstance(contender, Contender) else Contender.parse(contender)
+
+
 def _number(text: str) -> Setting:
     for kind in (int, float):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from markov_spec.acceptance import RULES, round_law
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, RoundLaw, rollout_spans
-from markov_spec.evaluation.contender import ALLOWED, RULE_SETTINGS, Contender, Setting
+from markov_spec.evaluation.contender import ALLOWED, RULE_SETTINGS, Contender, Setting, as_contender
 from markov_spec.latency import Price, round_prices
 from markov_spec.store import Store
 from markov_spec.store.metadata import drawn_as_recorded
@@ -175,13 +175,6 @@ def plan(store: Store, contender: Contender | str) -> Plan:
     settings = _settings(chosen, rule)
     columns = _columns(store, chosen, rule, settings)
     return Plan(store, chosen, store.rollouts(), drafts, rule, _draft_length(chosen, drafts, rule), settings, columns)
-
-
-def as_contender(contender: Contender | str) -> Contender:
-    """Read a contender that may be given as text."""
-    if not isinstance(contender, str | Contender):
-        raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
-    return contender if isinstance(contender, Contender) else Contender.parse(contender)
 
 
 def _chosen(store: Store, contender: Contender | str) -> Contender:

@@ -17,6 +17,7 @@ from markov_spec.evaluation.lists import Places, read_places
 from markov_spec.store import Store, open_store
 
 LEARNED = ("static", "medusa", "sequoia")
+LEARNED_HERE = "the tree is made of what was measured on these rollouts, so its figures are better than on others"
 
 
 def fit_static_tree(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Array, Rollouts, RoundLaw
-from markov_spec.drafting import Builder, TreeRanks, tree_law, tree_ranks
-from markov_spec.evaluation.contender import Contender, Setting
+from markov_spec.arrays import Array, RequestError, Rollouts, RoundLaw
+from markov_spec.drafting import Builder, DraftTree, TreeRanks, build_tree, tree_law, tree_ranks
+from markov_spec.evaluation.contender import Contender, Setting, as_contender
 from markov_spec.evaluation.learned import settled
 from markov_spec.evaluation.lists import DraftLists, check_budget, read_lists
 from markov_spec.latency import Price
-from markov_spec.store import Store
+from markov_spec.store import Store, open_store
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +72,6 @@ class TreePlan:
             "uncertain": _sums(open_rounds, offsets),
         }
 
-    def at(self, budget: int) -> TreePlan:
-        """Give the same trees with another number of nodes."""
-        return replace(self, budget=budget)
-
 
 def contexts(rollouts: Rollouts) -> Array:
     """Give the tokens before each start, those of the prompt included, (N,)."""
@@ -111,15 +108,65 @@ def tree_plans(store: Store, contender: Contender) -> Iterator[TreePlan]:
         yield TreePlan(contender, lists.rollouts, ranks_of(lists, chosen.tree, budget), budget)
 
 
-def whole_tree_law(store: Store, contender: Contender) -> RoundLaw:
-    """Make the round law of a contender's trees on all rollouts; errors as `tree_plans`."""
+def whole_tree_plan(store: Store, contender: Contender) -> TreePlan:
+    """Plan a contender's trees on all rollouts at once; errors as `tree_plans`."""
     plans = list(tree_plans(store, contender))
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(plan.ranks, name) for plan in plans]) for name in ("rank", "exact_to", "nodes")
     }
-    joined = replace(plans[0].ranks, **columns)
-    lengths = np.concatenate([np.diff(plan.rollouts.indptr) for plan in plans])
-    return tree_law(joined, np.concatenate([[0], np.cumsum(lengths)]), budget=plans[0].budget)
+    return replace(plans[0], rollouts=store.rollouts(), ranks=replace(plans[0].ranks, **columns))
+
+
+def draft_tree(
+    store: Store | str | Path, contender: Contender | str, *, rollout: str, start: int
+) -> tuple[DraftTree, Array]:
+    """Build the tree that a contender drafts at one start of a rollout.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        With a tree and a budget.
+    rollout : str
+        Its id.
+    start : int
+        Tokens of the rollout before the root's children, 0 up to below its length.
+
+    Returns
+    -------
+    DraftTree
+    ndarray of int32
+        The rollout's tokens from this start on: ``tree.accepted`` of them is ``N``.
+
+    Raises
+    ------
+    RequestError
+        If there is no such rollout or start, or as `tree_plans`.
+
+    Notes
+    -----
+    Reads one rollout. Only listed tokens are drafted: the drafter's own tree may have others where lists are short.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> tree, tokens = ms.draft_tree("data/demo", "block:tree=best-first,budget=6", rollout="chat-01/0", start=3)
+    >>> len(tree), tree.accepted(tokens)
+    (6, 0)
+    """
+    opened = store if isinstance(store, Store) else open_store(store)
+    wanted = as_contender(contender)
+    budget = check_budget(wanted)
+    (row,) = opened.locate([rollout])
+    (lists,) = read_lists(opened.batch(int(row), int(row) + 1), wanted)
+    length = len(lists.tokens)
+    if not 0 <= start < length:
+        raise RequestError(
+            f"start: found {start} of rollout {rollout!r}; allowed: 0 to {length - 1}, its tokens less 1"
+        )
+    made: Any = settled(opened, wanted, budget).tree
+    log_q = np.nan_to_num(lists.log_q[start], nan=-np.inf)
+    return build_tree(lists.ids[start], log_q, budget=budget, builder=made), lists.rollouts.tokens[start:]
 
 
 def ranks_of(lists: DraftLists, builder: str | Builder | None, max_budget: int) -> TreeRanks:

@@ -8,5 +8,15 @@ from markov_spec.report.tables import (
     findings_table,
     proxies_table,
 )
+from markov_spec.report.trees import curve_table, optimum_table
 
-__all__ = ["evaluation_csv", "evaluation_json", "evaluation_table", "facts_table", "findings_table", "proxies_table"]
+__all__ = [
+    "curve_table",
+    "evaluation_csv",
+    "evaluation_json",
+    "evaluation_table",
+    "facts_table",
+    "findings_table",
+    "optimum_table",
+    "proxies_table",
+]

@@ -80,7 +80,7 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     -------
     rich.console.Group
     """
-    table = _table("contender", *(["benchmark"] if by else []), "rule")
+    table = titled("contender", *(["benchmark"] if by else []), "rule")
     convention = results[0].convention if results else None
     length = "pooled length" if convention is None else f"{convention} length"
     for title in ("K", "tokens", "expected rounds", length):
@@ -105,7 +105,7 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     # A contender's benchmarks may share a warning, which is told once.
     warned = dict.fromkeys(f"{row['contender']}: {told}" for row in rows for told in row["warnings"])
     lines = [Text(f"warning: {told}", style="yellow") for told in warned]
-    return Group(_fitted(table), Text(_footnote(store, results), style="dim"), *lines)
+    return Group(fitted(table), Text(_footnote(store, results), style="dim"), *lines)
 
 
 def proxies_table(frame: pl.DataFrame) -> Table:
@@ -121,7 +121,7 @@ def proxies_table(frame: pl.DataFrame) -> Table:
     rich.table.Table
     """
     grouped = "benchmark" in frame.columns
-    table = _table("contender", *(["benchmark"] if grouped else []), "proxy", "bonus")
+    table = titled("contender", *(["benchmark"] if grouped else []), "proxy", "bonus")
     for title in ("value", "exact", "error"):
         table.add_column(title, justify="right", no_wrap=True)
     labels = sorted(set(frame["exactness"]) - {"exact"})
@@ -137,7 +137,7 @@ def proxies_table(frame: pl.DataFrame) -> Table:
             "-" if row["error"] is None else f"{row['error']:+.1%}",
             escape(row["note"] or ""),
         )
-    return _fitted(table)
+    return fitted(table)
 
 
 def _rule(row: Mapping[str, Any]) -> str:
@@ -214,16 +214,16 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     rich.table.Table
     """
     colors = {"error": "red", "warning": "yellow", "note": "dim"}
-    table = _table("", "where")
+    table = titled("", "where")
     table.add_column("finding", overflow="fold")
     for finding in findings:
         table.add_row(
             Text(finding.severity, style=colors[finding.severity]), escape(finding.where), escape(finding.message)
         )
-    return _fitted(table)
+    return fitted(table)
 
 
-def _fitted(table: Table) -> Table:
+def fitted(table: Table) -> Table:
     """Ask for the width below which a column would lose text: its longest line, or word where it may wrap."""
     widths = []
     for column in table.columns:
@@ -236,7 +236,8 @@ def _fitted(table: Table) -> Table:
     return table
 
 
-def _table(*names: str) -> Table:
+def titled(*names: str) -> Table:
+    """Begin a table in the style of all, with columns of text."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         table.add_column(name, no_wrap=True)

@@ -1,0 +1,8 @@
+"""Statistics of named vectors, one value for each rollout: recorded or measured, of markov_spec or of another tool.
+
+Rollouts of one prompt are alike, so the unit that varies is the prompt: intervals and tests rest on sums over prompts.
+"""
+
+from markov_spec.comparison.ratio import RatioInterval, ratio_interval
+
+__all__ = ["RatioInterval", "ratio_interval"]

@@ -1,0 +1,99 @@
+"""Kernel of trees whose nodes depend on their path: ranks among the paths of a recorded beam."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from markov_spec._jit import kernel
+from markov_spec.arrays import ABSENT, Array
+
+
+@kernel
+def _read(token: Array, parent: Array, log_q: Array, value: Array, place: Array, size: Array, path: Array) -> int:
+    # Values, rank paths and number of each depth's nodes; the flat index of the first entry that is wrong, or -1.
+    depths, width = token.shape
+    for d in range(depths):
+        size[d] = 0
+        for w in range(width):
+            if token[d, w] < 0:
+                if log_q[d, w] > -np.inf or parent[d, w] >= 0:
+                    return int(d * width + w)
+                continue
+            above = parent[d, w]
+            good = w == size[d] and log_q[d, w] <= 0 and log_q[d, w] > -np.inf
+            good &= above == -1 if d == 0 else 0 <= above < size[d - 1]
+            if not good:
+                return int(d * width + w)
+            value[d, w] = log_q[d, w] + (value[d - 1, above] if d else 0.0)
+            place[d, w] = 0
+            for other in range(w):
+                place[d, w] += parent[d, other] == above
+            if d:
+                path[d, w, :d] = path[d - 1, above, :d]
+            path[d, w, d] = place[d, w]
+            if w and value[d, w] > value[d, w - 1] + 1e-5:
+                return int(d * width + w)
+            size[d] += 1
+    return -1
+
+
+@kernel
+def _precedes(one: Array, depth: int, other: Array, target: int) -> bool:
+    for j in range(min(depth, target)):
+        if one[j] != other[j]:
+            return bool(one[j] < other[j])
+    return depth < target
+
+
+@kernel
+def beam_ranks(
+    token: Array, parent: Array, log_q: Array, tokens: Array, cap: int, first: int, last: int,
+    rank: Array, sure: Array, nodes: Array,
+) -> int:  # fmt: skip
+    """Fill ranks in order of value among the beams' paths, and what is certain; the first wrong entry's index, or -1.
+
+    No path outside a beam that is full is worth more than its last one.
+    """
+    depths, width = token.shape[1:]
+    value, place = np.empty((depths, width)), np.empty((depths, width), np.int64)
+    size, path = np.empty(depths, np.int64), np.empty((depths, width, depths), np.int64)
+    for s in range(first, last):
+        wrong = _read(token[s], parent[s], log_q[s], value, place, size, path)
+        if wrong >= 0:
+            return int(s * depths * width + wrong)
+        rank[s] = ABSENT
+        sure[s] = cap
+        total, outside = 0, -np.inf
+        for d in range(depths):
+            total += size[d]
+            if size[d] == width:
+                outside = max(outside, value[d, width - 1])
+        nodes[s] = cap if outside > -np.inf else min(cap, total)
+        at, before, certain = -1, 0, True
+        for k in range(depths):
+            if tokens[s, k] < 0:
+                break
+            found = -1
+            for w in range(size[k]):
+                if token[s, k, w] == tokens[s, k] and parent[s, k, w] == at:
+                    found = w
+            if found < 0:
+                # A full beam may have left it out; then `width` nodes of its depth come first, and its parent.
+                if certain and size[k] == width:
+                    sure[s] = min(cap, max(before, width))
+                break
+            at, here, count = found, value[k, found], 1
+            for d in range(depths):
+                for w in range(size[d]):
+                    if (d, w) != (k, found):
+                        count += value[d, w] > here or (
+                            value[d, w] == here and _precedes(path[d, w], d + 1, path[k, found], k + 1)
+                        )
+            if certain and not (count <= width or here > outside):
+                sure[s] = min(cap, max(count - 1, width))
+                certain = False
+            before = count
+            if count > cap:
+                break
+            rank[s, k] = count
+    return -1

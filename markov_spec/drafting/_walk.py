@@ -1,0 +1,42 @@
+"""Kernel of rounds that accept what ranks tell: no chance is left, so that a rollout is walked through."""
+
+from __future__ import annotations
+
+from markov_spec._jit import kernel
+from markov_spec.arrays import Array
+
+
+@kernel
+def walk(
+    rank: Array,
+    exact_to: Array,
+    nodes: Array,
+    budgets: Array,
+    prices: Array,
+    indptr: Array,
+    first_start: int,
+    first: int,
+    last: int,
+    rounds: Array,
+    drafted: Array,
+    uncertain: Array,
+    price: Array,
+) -> None:
+    """Decode rollouts with each column of ``budgets`` and ``prices``, which have a row for all starts or for each."""
+    depths = rank.shape[1]
+    for i in range(first, last):
+        begin, end = indptr[i], indptr[i + 1]
+        for b in range(budgets.shape[1]):
+            count, made, unsure, paid = 0, 0, 0, 0.0
+            s = begin + first_start
+            while s < end:
+                n = budgets[s if budgets.shape[0] > 1 else 0, b]
+                count += 1
+                made += min(n, nodes[s])
+                unsure += exact_to[s] < n
+                paid += prices[s if prices.shape[0] > 1 else 0, b]
+                k = 0
+                while k < depths and rank[s, k] <= n:
+                    k += 1
+                s += k + 1
+            rounds[i, b], drafted[i, b], uncertain[i, b], price[i, b] = count, made, unsure, paid

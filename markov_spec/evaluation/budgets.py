@@ -1,0 +1,314 @@
+"""The node budget of a contender's trees: what each costs, the best one, and how far it is from the best there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from markov_spec.arrays import Array, RequestError, check_integer
+from markov_spec.drafting import (
+    BUDGET_RULES,
+    BestFirst,
+    Chain,
+    Sequoia,
+    TreeRanks,
+    TreeRounds,
+    clairvoyant_budgets,
+    node_values,
+    tree_rounds,
+)
+from markov_spec.evaluation.contender import Contender, as_contender
+from markov_spec.evaluation.learned import LEARNED_HERE, is_learned, settled
+from markov_spec.evaluation.lists import DraftLists, check_rollouts, read_lists
+from markov_spec.evaluation.runs import SCHEMA, Runs, fixed_budgets, gathered, tree_prices
+from markov_spec.evaluation.trees import ranks_of
+from markov_spec.latency import Price
+from markov_spec.store import Store, open_store
+
+NONE, FIXED, ORACLE, CLAIRVOYANT = "none", "fixed", "per-round oracle", "clairvoyant"
+CHOSEN_HERE = "the fixed budget was chosen on the rollouts that it is quoted on; holdout=0.5 chooses it on others"
+
+
+def budget_curve(
+    store: Store | str | Path,
+    contender: Contender | str,
+    *,
+    budgets: Iterable[int],
+    price: Price | None = None,
+    first_start: int = 0,
+    rollouts: Any = None,
+    level: float = 0.95,
+) -> pl.DataFrame:
+    """Compute rounds, pooled length and price of a contender's trees at every budget, from one reading of the record.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        A drafter whose lists were recorded, ``"block"`` (best-first) or ``"block:tree=eagle2,beam=8"``; no budget.
+    budgets : iterable of int
+        Nodes, the root not counted. 0, no speculation, is added.
+    price : Price, optional
+        Of a round, such as ``latency.read_price("measured.csv")``.
+    first_start : int
+        0 when the first token is drafted too, 1 when the prefill emits it.
+    rollouts : array of bool, (R,), optional
+        Which rollouts the figures are of; all by default. What ``static``, ``medusa`` and ``sequoia`` trees are made of
+        is measured on these, too.
+    level : float
+        Of the intervals, by the delta method over prompts.
+
+    Returns
+    -------
+    polars.DataFrame
+        A row for each budget: budget, rounds, nodes_per_round, pooled_length and its interval pooled_low to
+        pooled_high, expected_price and price_per_token in the price's unit, speedup over no speculation and its
+        interval (null without a price), uncertain_rounds, exactness.
+
+    Raises
+    ------
+    RequestError
+        If the store has not what the trees are made of, or a budget is no integer of 0 or more.
+    ValueError
+        If the store is damaged, or the price has no value for a round.
+
+    Notes
+    -----
+    The ranks of all budgets at once (see ``drafting.tree_ranks``), and a walk through each rollout for each budget.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, markov_spec as ms
+    >>> from markov_spec.latency import Affine
+    >>> lists = {"ids": np.array([[[5, 6]], [[7, 6]], [[5, 7]]]), "log_q": np.log([[[.6, .3]]] * 3)}
+    >>> drafts = ms.Drafts("block", "block", "rejection", np.log([[.6], [.3], [.3]]), parts={"lists": lists})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
+    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"block": drafts})
+    ...     curve = ms.budget_curve(store, "block", budgets=[1, 2], price=Affine(10.0, per_draft=2.0))
+    >>> curve.select("budget", "rounds", "pooled_length", "expected_price", "speedup").rows()
+    [(0, 3, 1.0, 30.0, 1.0), (1, 2, 1.5, 24.0, 1.25), (2, 2, 1.5, 28.0, 1.0714285714285714)]
+    """
+    opened, wanted, sizes = _asked(store, contender, budgets)
+    chosen = check_rollouts(opened, rollouts)
+    made = settled(opened, wanted, sizes[-1], chosen)
+    runs = gathered(fixed_budgets(opened, made, sizes, price, first_start), first_start)
+    rows = [{"budget": n, **runs.row(i, chosen, level)} for i, n in enumerate(sizes)]
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BudgetOptimum:
+    """The best fixed budget, rules that set one for each round, and the best of all choices. From ``optimal_budget``.
+
+    Parameters
+    ----------
+    contender : str
+    budget : int
+        The best fixed budget, chosen on the training rollouts if some were held out; 0 is no speculation.
+    frame : polars.DataFrame
+        A row for each rule, of training and of held-out rollouts: see ``optimal_budget``.
+    notes : tuple of str
+        What the figures do not say by themselves.
+    """
+
+    contender: str
+    budget: int
+    frame: pl.DataFrame
+    notes: tuple[str, ...]
+
+    def to_frame(self) -> pl.DataFrame:
+        """Give ``frame``."""
+        return self.frame
+
+    def __repr__(self) -> str:
+        group = self.frame["rollouts"][-1]
+        rows = self.frame.filter(pl.col("rollouts") == group).to_dicts()
+        told = ", ".join(f"{row['rule']} {row['speedup']:.4f}" for row in rows if row["speedup"] is not None)
+        notes = "".join(f"\nnote: {note}" for note in self.notes)
+        return f"BudgetOptimum({self.contender}: best fixed budget {self.budget}; speed-up, {group}: {told}){notes}"
+
+    def _repr_html_(self) -> str:
+        return self.frame._repr_html_()
+
+
+def optimal_budget(
+    store: Store | str | Path,
+    contender: Contender | str,
+    *,
+    budgets: Iterable[int],
+    price: Price,
+    holdout: float = 0.0,
+    seed: int = 0,
+    first_start: int = 0,
+    level: float = 0.95,
+) -> BudgetOptimum:
+    """Find the budget of the least expected price, and compare rules that set one for each round.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        As in `budget_curve`.
+    budgets : iterable of int
+        To choose the fixed one from, besides 0. Rules and the clairvoyant choose from all up to the largest.
+    price : Price
+        Of a round.
+    holdout : float
+        Share of the prompts to be held out: what is chosen or learned is so on the others, and all is quoted on both.
+    seed : int
+        Of the split.
+    first_start, level
+        As in `budget_curve`.
+
+    Returns
+    -------
+    BudgetOptimum
+        Rules: ``none``, no speculation; ``fixed``, the best budget (of equal ones the smallest); those of
+        ``drafting.BUDGET_RULES``, which read the drafter's own probabilities, of ``best-first`` and ``chain`` trees,
+        ``marginal`` with the tokens per unit that the best fixed budget attains; ``per-round oracle``, the most tokens
+        per unit in each round by itself; ``clairvoyant``, the least price of all choices by start. ``regret`` is the
+        price over the clairvoyant's, less 1. ``sequoia``, whose trees are not nested, has the first two.
+
+    Raises
+    ------
+    RequestError, ValueError
+        As `budget_curve`; if the share held out leaves no prompt on a side.
+
+    Notes
+    -----
+    ``O(N n)`` for the rules. The clairvoyant knows the rollout: no engine attains it. The per-round oracle knows it,
+    too, and may do worse, as an acceptance can land on a worse start.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> from markov_spec.latency import Table
+    >>> price = Table([1, 5, 9], [1.0, 1.2, 2.0], between="stair")
+    >>> best = ms.optimal_budget("data/demo", "block", budgets=[4, 8], price=price, holdout=0.5)
+    >>> best.budget
+    4
+    """
+    opened, wanted, sizes = _asked(store, contender, budgets)
+    train = _split(opened, holdout, seed)
+    made = settled(opened, wanted, sizes[-1], train)
+    fixed = gathered(fixed_budgets(opened, made, sizes, price, first_start), first_start)
+    paid: Any = fixed.price
+    sums = [math.fsum(column) for column in paid[train].T]
+    best = min(range(len(sizes)), key=lambda i: sums[i])
+    ways = {NONE: (fixed, 0), FIXED: (fixed, best)}
+    if not isinstance(made.tree, Sequoia):
+        lam = float(fixed.tokens[train].sum()) / sums[best] if sums[best] > 0 else 0.0
+        names = [*(BUDGET_RULES if isinstance(made.tree, BestFirst | Chain) else ()), ORACLE, CLAIRVOYANT]
+        parts = _ruled(opened, made, sizes[-1], price, names, lam, first_start)
+        ruled = gathered(parts, first_start)
+        ways |= {name: (ruled, i) for i, name in enumerate(names, start=1)}
+    groups = {"all": train} if train.all() else {"train": train, "held-out": ~train}
+    frame = pl.DataFrame(
+        [row for group, chosen in groups.items() for row in _rows(group, chosen, ways, sizes[best], level)],
+        schema={"rollouts": pl.String, "rule": pl.String, **SCHEMA, "regret": pl.Float64},
+    )
+    return BudgetOptimum(str(wanted), sizes[best], frame, tuple(_notes(frame, wanted)))
+
+
+def _asked(
+    store: Store | str | Path, contender: Contender | str, budgets: Iterable[int]
+) -> tuple[Store, Contender, list[int]]:
+    given, sizes = as_contender(contender), list(budgets)
+    if given.budget is not None:
+        raise RequestError(f"contender {given}: found budget={given.budget}; allowed: none, as budgets tells them")
+    for n in sizes:
+        check_integer(n, "budgets", 0)
+    wanted = given if given.tree is not None else replace(given, tree=BestFirst.name)
+    return store if isinstance(store, Store) else open_store(store), wanted, sorted({0, *map(int, sizes)})
+
+
+def _split(store: Store, holdout: float, seed: int) -> Array:
+    """Which rollouts choose and train, (R,): all, or those of prompts that are not held out."""
+    if not 0 <= holdout < 1:
+        raise RequestError(f"holdout: found {holdout}; allowed: 0 up to below 1, a share of the prompts")
+    prompts = [name for batch in store.batches(1 << 20) for name in batch.rollouts().prompt_ids]
+    if holdout == 0:
+        return np.ones(len(prompts), dtype=bool)
+    names = list(dict.fromkeys(prompts))
+    count = round(holdout * len(names))
+    if not 0 < count < len(names):
+        raise RequestError(f"holdout: found {holdout} of {len(names)} prompts; allowed: one held out and one kept")
+    held = {names[i] for i in np.random.default_rng(seed).permutation(len(names))[:count].tolist()}
+    return np.array([prompt not in held for prompt in prompts])
+
+
+def _ruled(
+    store: Store, contender: Contender, most: int, price: Price, names: list[str], lam: float, first_start: int
+) -> Iterator[tuple[DraftLists, TreeRounds]]:
+    """Decode with no speculation and with the budgets of rules, range by range."""
+    builder: Any = contender.tree
+    for lists in read_lists(store, contender, cells=8 * (most + 1)):
+        ranks = ranks_of(lists, builder, most)
+        nodes = np.minimum(np.arange(most + 1), np.asarray(ranks.nodes)[:, None])
+        prices = tree_prices(price, lists, nodes)
+        columns = [np.zeros(len(nodes), np.int64)]
+        values = _values(lists, builder, most)
+        for name in names:
+            if name == CLAIRVOYANT:
+                budgets = np.arange(most + 1)
+                offsets = lists.rollouts.indptr
+                best = clairvoyant_budgets(ranks, offsets, budgets=budgets, prices=prices, first_start=first_start)
+                columns.append(best.choice.astype(np.int64))
+            elif name == ORACLE:
+                columns.append(
+                    np.argmax((1 + _accepted(ranks, most)) / np.maximum(prices, np.finfo(float).tiny), axis=1)
+                )
+            else:
+                columns.append(BUDGET_RULES[name](values, prices, **({"lam": lam} if name == "marginal" else {})))
+        chosen = np.stack(columns, axis=1)
+        paid = np.take_along_axis(prices, chosen, axis=1)
+        yield lists, tree_rounds(ranks, lists.rollouts.indptr, budgets=chosen, prices=paid, first_start=first_start)
+
+
+def _values(lists: DraftLists, builder: Any, most: int) -> Array:
+    """The drafter's probabilities of the nodes that are taken first, (N, most); of no use for other builders."""
+    if isinstance(builder, Chain):
+        along = np.cumprod(np.exp(np.nan_to_num(lists.log_q[..., 0].astype(np.float64), nan=-np.inf)), axis=1)
+        return np.pad(along[:, :most], ((0, 0), (0, max(most - along.shape[1], 0))))
+    return node_values(lists.log_q, max_budget=most) if isinstance(builder, BestFirst) else np.empty((0, 0))
+
+
+def _accepted(ranks: TreeRanks, most: int) -> Array:
+    """Accepted drafts by start and budget, (N, most + 1)."""
+    steps = np.zeros((len(ranks.rank), most + 2), np.int32)
+    for column in np.minimum(ranks.rank, most + 1).T:
+        steps[np.arange(len(steps)), column] += 1
+    accepted: Array = np.cumsum(steps[:, : most + 1], axis=1)
+    return accepted
+
+
+def _rows(
+    group: str, chosen: Array, ways: dict[str, tuple[Runs, int]], budget: int, level: float
+) -> Iterator[dict[str, Any]]:
+    rows = {name: runs.row(column, chosen, level) for name, (runs, column) in ways.items()}
+    least = rows[CLAIRVOYANT]["expected_price"] if CLAIRVOYANT in rows else None
+    for name, row in rows.items():
+        regret = row["expected_price"] / least - 1 if least else None
+        yield {"rollouts": group, "rule": name, "budget": {NONE: 0, FIXED: budget}.get(name), **row, "regret": regret}
+
+
+def _notes(frame: pl.DataFrame, contender: Contender) -> Iterator[str]:
+    group = frame["rollouts"][-1]
+    price = {row["rule"]: row["expected_price"] for row in frame.to_dicts() if row["rollouts"] == group}
+    if group == "all":
+        yield CHOSEN_HERE
+        if is_learned(contender):
+            yield LEARNED_HERE
+    if "first-drop" in price and price["full-scan"] < price["first-drop"]:
+        more = price["first-drop"] / price["full-scan"] - 1
+        yield f"to stop at the first drop of throughput costs {more:.2%} more than a full scan: the price has stairs"
+    if ORACLE in price and price[ORACLE] > price[CLAIRVOYANT]:
+        more = price[ORACLE] / price[CLAIRVOYANT] - 1
+        yield f"the best of each round by itself costs {more:.2%} more than the best of all choices: it is no bound"
