@@ -15,9 +15,11 @@ from markov_spec.evaluation import (
     draft_tree,
     evaluate,
     fit_static_tree,
+    keep_tree_ranks,
     law_of,
     optimal_budget,
     proxies,
+    tree_calibration,
 )
 from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.sources import (
@@ -60,6 +62,7 @@ __all__ = [
     "first_divergence",
     "fit_static_tree",
     "import_jsonl",
+    "keep_tree_ranks",
     "law_of",
     "next_tokens",
     "open_store",
@@ -70,6 +73,7 @@ __all__ = [
     "simulate",
     "simulate_decoding",
     "solve",
+    "tree_calibration",
     "tree_law",
     "tree_ranks",
     "write_store",

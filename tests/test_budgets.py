@@ -110,10 +110,8 @@ def test_rules_against_simulation(tmp_path, recorded, price):
     rows = {row["rule"]: row for row in found.frame.to_dicts()}
     assert list(rows) == ["none", "fixed", *BUDGET_RULES, "per-round oracle", "clairvoyant"]
     fixed = [literal(recorded, price, lambda s, n=n: n, most) for n in range(most + 1)]
-    certain = {name for name, row in rows.items() if row["uncertain_rounds"] == 0}
-    assert "none" in certain
-    if "fixed" in certain:
-        assert found.budget == int(np.argmin(fixed)) and rows["fixed"]["expected_price"] == pytest.approx(min(fixed))
+    assert {row["exactness"] for row in rows.values()} == {"exact"}
+    assert found.budget == int(np.argmin(fixed)) and rows["fixed"]["expected_price"] == pytest.approx(min(fixed))
     assert rows["none"]["expected_price"] == pytest.approx(fixed[0])
     lam = sum(LENGTHS) / min(fixed)
     worth = np.array([sorted(np.exp(list(values(own).values())))[::-1][:most] for own in recorded[1]])
@@ -121,8 +119,7 @@ def test_rules_against_simulation(tmp_path, recorded, price):
     for name, rule in BUDGET_RULES.items():
         nodes = rule(worth, cost, **({"lam": lam} if name == "marginal" else {}))
         expected = literal(recorded, price, lambda s, nodes=nodes: nodes[s], most)
-        if name in certain:
-            assert rows[name]["expected_price"] == pytest.approx(expected), name
+        assert rows[name]["expected_price"] == pytest.approx(expected), name
     least = rows["clairvoyant"]["expected_price"]
     assert [row["regret"] for row in rows.values()] == pytest.approx(
         [row["expected_price"] / least - 1 for row in rows.values()]
@@ -130,13 +127,10 @@ def test_rules_against_simulation(tmp_path, recorded, price):
     assert min(row["regret"] for row in rows.values()) == 0
 
 
-def test_clairvoyant_against_enumeration(tmp_path, recorded):
-    ids, log_q, *others = recorded
-    given = (ids[:, :1], log_q[:, :1], *(values if values.ndim == 1 else values[:, :1] for values in others))
-    store = write(tmp_path / "run", given)  # of one depth, lists are certain up to the ends
+def test_clairvoyant_against_enumeration(store, recorded):
     for price in (PRICE, STAIRS):
         found = ms.optimal_budget(store, "block", budgets=range(7), price=price)
-        least = cheapest(given, price, 6)
+        least = cheapest(recorded, price, 6)
         (row,) = found.frame.filter(pl.col("rule") == "clairvoyant").to_dicts()
         assert (row["expected_price"], row["exactness"]) == (pytest.approx(least), "exact")
         other = ms.clairvoyant(store, [f"block:tree=best-first,budget={n}" for n in range(1, 7)], price=price)

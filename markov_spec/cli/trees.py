@@ -14,9 +14,16 @@ from markov_spec.arrays import RequestError
 from markov_spec.cli.evaluate import FIRST_START, Form, Out, form_of
 from markov_spec.cli.output import StorePath, app, show
 from markov_spec.drafting import BUILDERS
-from markov_spec.evaluation import Contender, budget_curve, draft_tree, optimal_budget
+from markov_spec.evaluation import (
+    Contender,
+    budget_curve,
+    draft_tree,
+    keep_tree_ranks,
+    optimal_budget,
+    tree_calibration,
+)
 from markov_spec.latency import read_price
-from markov_spec.report import curve_table, optimum_table
+from markov_spec.report import calibration_table, curve_table, optimum_table
 from markov_spec.store import open_store
 
 CURVE = "curve"
@@ -27,6 +34,12 @@ Named = Annotated[
         help=f"A drafter with lists: [b]NAME[/b] or [b]NAME:tree=eagle2,beam=8[/b]; trees: {', '.join(BUILDERS)}.",
     ),
 ]
+
+Budgets = Annotated[
+    str,
+    typer.Option(metavar="LIST", help="Nodes of a tree, the root not counted: [b]1..1024[/b], [b]8,16,32..64[/b]."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the split.")]
 
 
 class _CurveFirst(TyperGroup):
@@ -54,10 +67,7 @@ def _about() -> None:
 def curve_command(
     store: StorePath,
     contender: Named,
-    budgets: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="Nodes of a tree, the root not counted: [b]1..1024[/b], [b]8,16,32..64[/b]."),
-    ] = "1,2,4,8,16,32,64,128",
+    budgets: Budgets = "1,2,4,8,16,32,64,128",
     price: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Measured prices of a round, CSV or JSON: [b]FILE?gpu=A100&batch=8[/b]."),
@@ -66,7 +76,7 @@ def curve_command(
         float | None,
         typer.Option(min=0, max=1, help="Share of the prompts held out; the budget is chosen on the others."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    seed: Seed = 0,
     first_start: Annotated[Literal["0", "1"], typer.Option(help=FIRST_START)] = "0",
     format: Form = None,
     out: Out = None,
@@ -113,6 +123,43 @@ def curve_command(
         show(Group(*tables), out)
 
 
+@trees.command("calibrate")
+def calibrate_command(
+    store: StorePath,
+    contender: Named,
+    budgets: Budgets = "4,16,64",
+    holdout: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of the prompts judged; marginals are re-estimated on the rest."),
+    ] = None,
+    seed: Seed = 0,
+    first_start: Annotated[Literal["0", "1"], typer.Option(help=FIRST_START)] = "0",
+    format: Form = None,
+    out: Out = None,
+) -> None:
+    """Print the accepted drafts that a drafter's own probabilities promise beside those of the rollouts.
+
+    [b]promised[/b] sums the probabilities of the tree's nodes, [b]kept[/b] is what rounds accept, both
+    on average over the starts of rounds. With [b]--holdout[/b] also for marginals that are
+    re-estimated on the other prompts by depth, rank and confidence.
+
+    For example:
+
+    markov-spec trees calibrate data/demo block --holdout 0.5
+    """
+    form = form_of(format, out)
+    found = tree_calibration(
+        store, contender, budgets=_sizes(budgets), holdout=holdout or 0, seed=seed, first_start=int(first_start)
+    )
+    if form == "json":
+        told = {"by_budget": found.by_budget.to_dicts(), "by_depth": found.by_depth.to_dicts()}
+        show(json.dumps({"store": str(store), "contender": contender, **told}, indent=2) + "\n", out)
+    elif form == "csv":
+        show(found.by_depth.write_csv(), out)
+    else:
+        show(calibration_table(found), out)
+
+
 @trees.command("show")
 def show_command(
     store: StorePath,
@@ -143,6 +190,23 @@ def show_command(
     if count < len(words) and words[count] in text:
         own += f" {text[words[count]]!r}"
     show(f"{len(tree)} nodes, {count} accepted, {own}\n")
+
+
+@trees.command("keep")
+def keep_command(
+    store: StorePath,
+    drafter: Annotated[str, typer.Argument(metavar="DRAFTER", help="One with lists or beams.")],
+    budget: Annotated[int, typer.Option(min=1, help="Largest number of nodes, the root not counted.")] = 1024,
+    drop: Annotated[bool, typer.Option("--drop", help="Leave its lists or beams out from then on.")] = False,
+) -> None:
+    """Keep the ranks of best-first trees in the store, so that long lists need not be kept.
+
+    For example:
+
+    markov-spec trees keep my-store block --budget 1024 --drop
+    """
+    kept = keep_tree_ranks(store, drafter, max_budget=budget, drop=drop)
+    show(f"{store}: {drafter}: {', '.join(kept.drafter_parts(drafter))}\n")
 
 
 def _sizes(text: str) -> list[int]:

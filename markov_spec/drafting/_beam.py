@@ -9,11 +9,13 @@ from markov_spec.arrays import ABSENT, Array
 
 
 @kernel
-def _read(token: Array, parent: Array, log_q: Array, value: Array, place: Array, size: Array, path: Array) -> int:
+def _read(
+    token: Array, parent: Array, log_q: Array, known: int, value: Array, place: Array, size: Array, path: Array
+) -> int:
     # Values, rank paths and number of each depth's nodes; the flat index of the first entry that is wrong, or -1.
-    depths, width = token.shape
-    for d in range(depths):
-        size[d] = 0
+    width = token.shape[1]
+    size[:] = 0
+    for d in range(known):
         for w in range(width):
             if token[d, w] < 0:
                 if log_q[d, w] > -np.inf or parent[d, w] >= 0:
@@ -52,13 +54,18 @@ def beam_ranks(
 ) -> int:  # fmt: skip
     """Fill ranks in order of value among the beams' paths, and what is certain; the first wrong entry's index, or -1.
 
-    No path outside a beam that is full is worth more than its last one.
+    No path outside a beam that is full is worth more than its last one, and none of a depth that is not recorded, whose
+    first entry is NaN past the end, more than the best one of the depth before.
     """
     depths, width = token.shape[1:]
     value, place = np.empty((depths, width)), np.empty((depths, width), np.int64)
     size, path = np.empty(depths, np.int64), np.empty((depths, width, depths), np.int64)
     for s in range(first, last):
-        wrong = _read(token[s], parent[s], log_q[s], value, place, size, path)
+        known = depths
+        for d in range(depths - 1, -1, -1):
+            if np.isnan(log_q[s, d, 0]) and tokens[s, d] < 0:
+                known = d
+        wrong = _read(token[s], parent[s], log_q[s], known, value, place, size, path)
         if wrong >= 0:
             return int(s * depths * width + wrong)
         rank[s] = ABSENT
@@ -68,6 +75,8 @@ def beam_ranks(
             total += size[d]
             if size[d] == width:
                 outside = max(outside, value[d, width - 1])
+        if known < depths and (known == 0 or size[known - 1]):
+            outside = max(outside, value[known - 1, 0] if known else 0.0)
         nodes[s] = cap if outside > -np.inf else min(cap, total)
         at, before, certain = -1, 0, True
         for k in range(depths):
@@ -89,8 +98,8 @@ def beam_ranks(
                         count += value[d, w] > here or (
                             value[d, w] == here and _precedes(path[d, w], d + 1, path[k, found], k + 1)
                         )
-            if certain and not (count <= width or here > outside):
-                sure[s] = min(cap, max(count - 1, width))
+            if certain and not (here > outside or (count <= width and known == depths)):
+                sure[s] = min(cap, max(count - 1, width if known == depths else 0))
                 certain = False
             before = count
             if count > cap:

@@ -13,6 +13,7 @@ def walk(
     nodes: Array,
     budgets: Array,
     prices: Array,
+    doubted: Array,
     indptr: Array,
     first_start: int,
     first: int,
@@ -22,7 +23,7 @@ def walk(
     uncertain: Array,
     price: Array,
 ) -> None:
-    """Decode rollouts with each column of ``budgets`` and ``prices``, which have a row for all starts or for each."""
+    """Decode rollouts with each column of ``budgets``, ``prices`` and ``doubted``, of a row for all starts or each."""
     depths = rank.shape[1]
     for i in range(first, last):
         begin, end = indptr[i], indptr[i + 1]
@@ -33,7 +34,7 @@ def walk(
                 n = budgets[s if budgets.shape[0] > 1 else 0, b]
                 count += 1
                 made += min(n, nodes[s])
-                unsure += exact_to[s] < n
+                unsure += exact_to[s] < n or doubted[s if doubted.shape[0] > 1 else 0, b]
                 paid += prices[s if prices.shape[0] > 1 else 0, b]
                 k = 0
                 while k < depths and rank[s, k] <= n:

@@ -33,7 +33,8 @@ def beam_ranks(
         Paths of each depth, best first: the last token, and the path of the depth before that it goes on from, counted
         from 0 (-1 at depth 1). Token -1 is no path. As the store's part ``beam`` holds them.
     log_q : array of float, (N, D, W)
-        Log-probability (nats) of the token after the path before it; ``-inf`` where there is no path.
+        Log-probability (nats) of the token after the path before it; ``-inf`` where there is no path. Beams past the
+        end of a rollout may be NaN if they were not recorded.
     tokens : array of int, (N, D)
         The rollout's next tokens, -1 past its end (``next_tokens``).
     max_budget : int

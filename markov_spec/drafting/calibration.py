@@ -36,6 +36,7 @@ import polars as pl
 
 from markov_spec.arrays import Array, RequestError, check_first_start, check_indptr, check_integer
 from markov_spec.chain import solve
+from markov_spec.drafting.building import resolve
 from markov_spec.drafting.inputs import Builder, Lists, Path, check_tokens
 from markov_spec.drafting.measured import Floats
 from markov_spec.drafting.ranks import TreeRanks, tree_law
@@ -146,9 +147,7 @@ def surrogate_calibration(
     >>> found.by_depth.select("depth", "starts", "expected_uniform", "realised_uniform").rows()
     [(1, 3, 0.7, 0.667), (2, 2, 0.35, 0.5)]
     """
-    from markov_spec.drafting import _resolve  # the registry is made of modules like this one
-
-    chosen, sizes = _resolve(builder), _check_budgets(budgets)
+    chosen, sizes = resolve(builder), _check_budgets(budgets)
     ids, words = check_tokens(top_ids, tokens)
     offsets, start = check_indptr(indptr, len(ids)), check_first_start(first_start, len(ids))
     lengths = np.diff(offsets)

@@ -26,7 +26,7 @@ class TreeRounds:
     drafted : ndarray of int64, (R, B)
         Nodes of all its trees.
     uncertain : ndarray of int64, (R, B)
-        Rounds whose tree the lists leave open: its budget is above ``exact_to``.
+        Rounds whose tree is left open: its budget is above ``exact_to``, or doubted.
     price : ndarray of float64, (R, B), or None
         Of all rounds; None without prices.
     """
@@ -47,6 +47,7 @@ def tree_rounds(
     *,
     budgets: Any,
     prices: Any = None,
+    doubted: Any = None,
     first_start: int = 0,
     threads: int | None = None,
 ) -> TreeRounds:
@@ -61,6 +62,8 @@ def tree_rounds(
         Nodes of every round, the root not counted; or columns of budgets by start, such as a rule's.
     prices : array of float, (B,) or (N, B), optional
         Price of a round, for every start or by start, in any unit.
+    doubted : array of bool, (N, B), optional
+        Starts whose budget is itself uncertain: their rounds are, too.
     first_start : int
         ``s0``.
     threads : int, optional
@@ -103,12 +106,16 @@ def tree_rounds(
     paid = np.zeros(columns) if prices is None else as_float(prices, "prices").reshape(np.shape(prices))
     if paid.shape not in ((columns,), (rows, columns)) or not np.isfinite(paid).all():
         raise ValueError(f"prices: found shape {paid.shape}; allowed: finite, ({columns},) or ({rows}, {columns})")
+    open_choices = np.zeros((1, columns), bool) if doubted is None else np.asarray(doubted)
+    if open_choices.shape not in ((1, columns), (rows, columns)) or open_choices.dtype != bool:
+        raise ValueError(f"doubted: found shape {open_choices.shape}; allowed: ({rows}, {columns}) bools")
     rounds, drafted, uncertain = (np.empty((offsets.size - 1, columns), np.int64) for _ in range(3))
     price = np.empty((offsets.size - 1, columns))
     given = (np.asarray(ranks.exact_to), np.asarray(ranks.nodes), _rows(sizes, np.int64), _rows(paid, np.float64))
+    flags = np.ascontiguousarray(open_choices)
 
     def run(first: int, last: int) -> None:
-        _walk.walk(ranks.rank, *given, offsets, start, first, last, rounds, drafted, uncertain, price)
+        _walk.walk(ranks.rank, *given, flags, offsets, start, first, last, rounds, drafted, uncertain, price)
 
     split_rollouts(run, offsets, threads=threads, nbytes=ranks.rank.nbytes * columns)
     return TreeRounds(rounds, drafted, uncertain, price if prices is not None else None)

@@ -10,8 +10,10 @@ from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender
+from markov_spec.evaluation.keeping import keep_tree_ranks
 from markov_spec.evaluation.laws import plan, plans
 from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
+from markov_spec.evaluation.promises import tree_calibration
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
@@ -32,11 +34,13 @@ __all__ = [
     "draft_tree",
     "evaluate",
     "fit_static_tree",
+    "keep_tree_ranks",
     "law_of",
     "optimal_budget",
     "plan",
     "proxies",
     "proxies_frame",
+    "tree_calibration",
 ]
 
 

@@ -15,19 +15,17 @@ from markov_spec.arrays import Array, RequestError, check_integer
 from markov_spec.drafting import (
     BUDGET_RULES,
     BestFirst,
-    Chain,
     Sequoia,
     TreeRanks,
     TreeRounds,
     clairvoyant_budgets,
-    node_values,
     tree_rounds,
 )
 from markov_spec.evaluation.contender import Contender, as_contender
 from markov_spec.evaluation.learned import LEARNED_HERE, is_learned, settled
-from markov_spec.evaluation.lists import DraftLists, check_rollouts, read_lists
+from markov_spec.evaluation.lists import check_rollouts, held_out
+from markov_spec.evaluation.ranked import Ranked, expected, ranked
 from markov_spec.evaluation.runs import SCHEMA, Runs, fixed_budgets, gathered, tree_prices
-from markov_spec.evaluation.trees import ranks_of
 from markov_spec.latency import Price
 from markov_spec.store import Store, open_store
 
@@ -196,7 +194,7 @@ def optimal_budget(
     4
     """
     opened, wanted, sizes = _asked(store, contender, budgets)
-    train = _split(opened, holdout, seed)
+    train = ~held_out(opened, holdout, seed)
     made = settled(opened, wanted, sizes[-1], train)
     fixed = gathered(fixed_budgets(opened, made, sizes, price, first_start), first_start)
     paid: Any = fixed.price
@@ -205,10 +203,8 @@ def optimal_budget(
     ways = {NONE: (fixed, 0), FIXED: (fixed, best)}
     if not isinstance(made.tree, Sequoia):
         lam = float(fixed.tokens[train].sum()) / sums[best] if sums[best] > 0 else 0.0
-        names = [*(BUDGET_RULES if isinstance(made.tree, BestFirst | Chain) else ()), ORACLE, CLAIRVOYANT]
-        parts = _ruled(opened, made, sizes[-1], price, names, lam, first_start)
-        ruled = gathered(parts, first_start)
-        ways |= {name: (ruled, i) for i, name in enumerate(names, start=1)}
+        names, ruled = _ruled(opened, made, sizes[-1], price, lam, first_start)
+        ways |= {name: (ruled, i) for i, name in enumerate(names) if name != NONE}
     groups = {"all": train} if train.all() else {"train": train, "held-out": ~train}
     frame = pl.DataFrame(
         [row for group, chosen in groups.items() for row in _rows(group, chosen, ways, sizes[best], level)],
@@ -229,55 +225,50 @@ def _asked(
     return store if isinstance(store, Store) else open_store(store), wanted, sorted({0, *map(int, sizes)})
 
 
-def _split(store: Store, holdout: float, seed: int) -> Array:
-    """Which rollouts choose and train, (R,): all, or those of prompts that are not held out."""
-    if not 0 <= holdout < 1:
-        raise RequestError(f"holdout: found {holdout}; allowed: 0 up to below 1, a share of the prompts")
-    prompts = [name for batch in store.batches(1 << 20) for name in batch.rollouts().prompt_ids]
-    if holdout == 0:
-        return np.ones(len(prompts), dtype=bool)
-    names = list(dict.fromkeys(prompts))
-    count = round(holdout * len(names))
-    if not 0 < count < len(names):
-        raise RequestError(f"holdout: found {holdout} of {len(names)} prompts; allowed: one held out and one kept")
-    held = {names[i] for i in np.random.default_rng(seed).permutation(len(names))[:count].tolist()}
-    return np.array([prompt not in held for prompt in prompts])
-
-
 def _ruled(
-    store: Store, contender: Contender, most: int, price: Price, names: list[str], lam: float, first_start: int
-) -> Iterator[tuple[DraftLists, TreeRounds]]:
-    """Decode with no speculation and with the budgets of rules, range by range."""
-    builder: Any = contender.tree
-    for lists in read_lists(store, contender, cells=8 * (most + 1)):
-        ranks = ranks_of(lists, builder, most)
-        nodes = np.minimum(np.arange(most + 1), np.asarray(ranks.nodes)[:, None])
-        prices = tree_prices(price, lists, nodes)
-        columns = [np.zeros(len(nodes), np.int64)]
-        values = _values(lists, builder, most)
-        for name in names:
-            if name == CLAIRVOYANT:
-                budgets = np.arange(most + 1)
-                offsets = lists.rollouts.indptr
-                best = clairvoyant_budgets(ranks, offsets, budgets=budgets, prices=prices, first_start=first_start)
-                columns.append(best.choice.astype(np.int64))
-            elif name == ORACLE:
-                columns.append(
-                    np.argmax((1 + _accepted(ranks, most)) / np.maximum(prices, np.finfo(float).tiny), axis=1)
-                )
-            else:
-                columns.append(BUDGET_RULES[name](values, prices, **({"lam": lam} if name == "marginal" else {})))
-        chosen = np.stack(columns, axis=1)
-        paid = np.take_along_axis(prices, chosen, axis=1)
-        yield lists, tree_rounds(ranks, lists.rollouts.indptr, budgets=chosen, prices=paid, first_start=first_start)
+    store: Store, contender: Contender, most: int, price: Price, lam: float, first_start: int
+) -> tuple[list[str], Runs]:
+    """Decode with no speculation and with the budgets of rules; the names of the rules, and what all take."""
+    names: list[str] = []
+
+    def parts() -> Iterator[tuple[Ranked, TreeRounds]]:
+        for some in ranked(store, contender, most, cells=8 * (most + 1)):
+            nodes = np.minimum(np.arange(most + 1), np.asarray(some.ranks.nodes)[:, None])
+            prices = tree_prices(price, some, nodes)
+            ways = _choices(some, contender.tree, most, prices, lam, first_start)
+            names[:] = ways
+            chosen, doubted = (np.stack(own, axis=1) for own in zip(*ways.values(), strict=True))
+            paid, offsets = np.take_along_axis(prices, chosen, axis=1), some.rollouts.indptr
+            yield (
+                some,
+                tree_rounds(some.ranks, offsets, budgets=chosen, prices=paid, doubted=doubted, first_start=first_start),
+            )
+
+    runs = gathered(parts(), first_start)
+    return names, runs
 
 
-def _values(lists: DraftLists, builder: Any, most: int) -> Array:
-    """The drafter's probabilities of the nodes that are taken first, (N, most); of no use for other builders."""
-    if isinstance(builder, Chain):
-        along = np.cumprod(np.exp(np.nan_to_num(lists.log_q[..., 0].astype(np.float64), nan=-np.inf)), axis=1)
-        return np.pad(along[:, :most], ((0, 0), (0, max(most - along.shape[1], 0))))
-    return node_values(lists.log_q, max_budget=most) if isinstance(builder, BestFirst) else np.empty((0, 0))
+def _choices(
+    some: Ranked, builder: Any, most: int, prices: Array, lam: float, first_start: int
+) -> dict[str, tuple[Array, Array]]:
+    """Budgets by start of every rule, (N,), and whether what is recorded leaves them open."""
+    rows = len(prices)
+    never = np.zeros(rows, dtype=bool)
+    found = {NONE: (np.zeros(rows, np.int64), never)}
+    worth = expected(some, builder, most)
+    if worth is not None:
+        values, sure = worth
+        for name, rule in BUDGET_RULES.items():
+            budgets = rule(values, prices, **({"lam": lam} if name == "marginal" else {}))
+            looked = most if name == "full-scan" else np.minimum(budgets + 1, most)
+            found[name] = budgets, sure < looked
+    known = np.asarray(some.ranks.exact_to) < most  # both look at all budgets
+    rate = (1 + _accepted(some.ranks, most)) / np.maximum(prices, np.finfo(float).tiny)
+    found[ORACLE] = np.argmax(rate, axis=1), known
+    offsets = some.rollouts.indptr
+    best = clairvoyant_budgets(some.ranks, offsets, budgets=np.arange(most + 1), prices=prices, first_start=first_start)
+    found[CLAIRVOYANT] = best.choice.astype(np.int64), known
+    return found
 
 
 def _accepted(ranks: TreeRanks, most: int) -> Array:

@@ -39,7 +39,8 @@ class DraftLists:
     @property
     def complete(self) -> bool:
         """Whether nothing beyond the lists is ever drafted: each has all of the probability, or no token."""
-        mass = np.exp(self.log_q[self.tokens >= 0].astype(np.float64)).sum(axis=-1)
+        recorded = self.log_q[~np.isnan(self.log_q[..., 0])]  # past the ends there may be none
+        mass = np.exp(recorded.astype(np.float64)).sum(axis=-1)
         return bool(((mass >= COMPLETE) | (mass == 0)).all())
 
 
@@ -52,26 +53,31 @@ class Places:
     indptr: Array
 
 
-def tree_depth(store: Store, contender: Contender) -> int:
-    """Give the depth ``D`` of a contender's trees.
+def recorded(store: Store, contender: Contender) -> dict[str, Any]:
+    """Give what the store tells of a contender's drafter: its metadata, kind, rule, depth and parts.
 
     Raises
     ------
     RequestError
-        If the store has no lists of each depth, or the contender asks for more depths than were recorded.
+        If the store has no such drafter.
     """
-    facts = store.facts()["drafters"].get(contender.drafter)
+    facts: dict[str, Any] | None = store.facts()["drafters"].get(contender.drafter)
     if facts is None:
         allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
         raise RequestError(f"contender {contender}: found drafter {contender.drafter!r}; allowed: {allowed}")
+    return facts
+
+
+def _list_depth(store: Store, contender: Contender) -> int:
+    facts = recorded(store, contender)
     if facts["depth"] is None:
         raise RequestError(
-            f"contender {contender}: an autoregressive drafter's tree needs its own continuations of every path, which "
-            "lists along the rollout do not hold; allowed: a block drafter"
+            f"contender {contender}: found an autoregressive drafter, whose lists along the rollout tell of no other "
+            "path; allowed: a block drafter, or best-first trees of beams"
         )
     if "lists" not in facts["parts"]:
         raise RequestError(
-            f"contender {contender}: a tree needs part 'lists' of drafter {contender.drafter!r}, which was not "
+            f"contender {contender}: such trees need part 'lists' of drafter {contender.drafter!r}, which was not "
             f"recorded; found: {', '.join(facts['parts'])}; markov-spec record --drafter-top 64 records it"
         )
     depth: int = facts["depth"]
@@ -80,6 +86,11 @@ def tree_depth(store: Store, contender: Contender) -> int:
     if not 1 <= contender.draft_length <= depth:
         raise RequestError(f"contender {contender}: found K={contender.draft_length}; allowed: 1 to {depth}, recorded")
     return contender.draft_length
+
+
+def ranges(store: Store, cells: int) -> Iterator[Store]:
+    """Go through a store in ranges whose starts, of ``cells`` values of 8 bytes each, take some 32 MB; one at least."""
+    return store.batches(max(1, RANGE_BYTES // (8 * cells))) if len(store) else iter((store,))
 
 
 def read_lists(store: Store, contender: Contender, *, cells: int = LEAST_CELLS) -> Iterator[DraftLists]:
@@ -95,17 +106,21 @@ def read_lists(store: Store, contender: Contender, *, cells: int = LEAST_CELLS) 
     Raises
     ------
     RequestError
-        As `tree_depth`, or if the lists lack rollouts.
+        If the store has no lists of each depth, or fewer depths than the contender asks for.
     ValueError
-        If the store is damaged.
+        If the store is damaged, or the lists lack rollouts.
     """
-    depth = tree_depth(store, contender)
+    depth = _list_depth(store, contender)
     width = store._drafter(contender.drafter).sizes("lists")["ids"][-1]
-    positions = max(1, RANGE_BYTES // (8 * (depth * width + cells)))
-    for batch in store.batches(positions) if len(store) else (store,):
-        part, rollouts = batch.drafter_part(contender.drafter, "lists", complete=True), batch.rollouts()
-        ids, log_q = (np.ascontiguousarray(part[name][:, :depth]) for name in ("ids", "log_q"))
-        yield DraftLists(rollouts, ids, log_q, next_tokens(rollouts.tokens, rollouts.indptr, depth))
+    for batch in ranges(store, depth * width + cells):
+        yield lists_of(batch, contender, depth)
+
+
+def lists_of(batch: Store, contender: Contender, depth: int) -> DraftLists:
+    """Read the lists of all rollouts of a store at once."""
+    part, rollouts = batch.drafter_part(contender.drafter, "lists", complete=True), batch.rollouts()
+    ids, log_q = (np.ascontiguousarray(part[name][:, :depth]) for name in ("ids", "log_q"))
+    return DraftLists(rollouts, ids, log_q, next_tokens(rollouts.tokens, rollouts.indptr, depth))
 
 
 def read_places(store: Store, contender: Contender, rollouts: Any = None) -> Places:
@@ -129,6 +144,25 @@ def check_rollouts(store: Store, given: Any) -> Array:
             f"rollouts: found shape {chosen.shape}, dtype {chosen.dtype}; allowed: ({len(store)},) bools, one for each"
         )
     return chosen
+
+
+def held_out(store: Store, share: float, seed: int) -> Array:
+    """Choose rollouts to be held out, (R,) of bool: those of a share of the prompts.
+
+    Raises
+    ------
+    RequestError
+        If it leaves no prompt on a side; 0 holds out none.
+    """
+    if not 0 <= share < 1:
+        raise RequestError(f"holdout: found {share}; allowed: 0 up to below 1, a share of the prompts")
+    prompts = [name for batch in store.batches() for name in batch.rollouts().prompt_ids]
+    names = list(dict.fromkeys(prompts))
+    count = round(share * len(names))
+    if share and not 0 < count < len(names):
+        raise RequestError(f"holdout: found {share} of {len(names)} prompts; allowed: one held out and one kept")
+    held = {names[i] for i in np.random.default_rng(seed).permutation(len(names))[:count].tolist()}
+    return np.array([prompt in held for prompt in prompts], dtype=bool)
 
 
 def check_budget(contender: Contender) -> int:

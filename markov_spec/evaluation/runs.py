@@ -12,9 +12,9 @@ import polars as pl
 
 from markov_spec.arrays import Array
 from markov_spec.comparison import ratio_interval
-from markov_spec.drafting import Builder, TreeRounds, tree_rounds
-from markov_spec.evaluation.lists import DraftLists, read_lists
-from markov_spec.evaluation.trees import contexts, ranks_of
+from markov_spec.drafting import TreeRounds, tree_rounds
+from markov_spec.evaluation.contender import Contender
+from markov_spec.evaluation.ranked import Ranked, ranked, ranks_of
 from markov_spec.latency import Price
 from markov_spec.store import Store
 
@@ -71,13 +71,13 @@ class Runs:
         }
 
 
-def gathered(parts: Iterator[tuple[DraftLists, TreeRounds]], first_start: int) -> Runs:
+def gathered(parts: Iterator[tuple[Ranked, TreeRounds]], first_start: int) -> Runs:
     """Put the rollouts of all ranges together."""
     prompts: list[str] = []
     lengths, found = [], []
-    for lists, rounds in parts:
-        prompts += lists.rollouts.prompt_ids
-        lengths.append(np.diff(lists.rollouts.indptr))
+    for some, rounds in parts:
+        prompts += some.rollouts.prompt_ids
+        lengths.append(np.diff(some.rollouts.indptr))
         found.append(rounds)
     joined = _joined(found, axis=0)
     return Runs(
@@ -101,30 +101,27 @@ def _joined(found: list[TreeRounds], axis: int) -> TreeRounds:
 
 
 def fixed_budgets(
-    store: Store, contender: Any, sizes: list[int], price: Price | None, first_start: int
-) -> Iterator[tuple[DraftLists, TreeRounds]]:
+    store: Store, contender: Contender, sizes: list[int], price: Price | None, first_start: int
+) -> Iterator[tuple[Ranked, TreeRounds]]:
     """Decode a settled contender with each of several budgets, range by range; budgets rise from 0."""
-    for lists in read_lists(store, contender, cells=4 * len(sizes)):
-        yield lists, _decoded(lists, contender.tree, sizes, price, first_start)
+    for some in ranked(store, contender, sizes[-1], cells=4 * len(sizes)):
+        if some.ranks.min_budget == 0:
+            yield some, _decoded(some, sizes, price, first_start)
+        else:  # smaller trees are no parts of this one
+            builder: Any = contender.tree
+            lists: Any = some.lists
+            every = [Ranked(some.rollouts, ranks_of(lists, builder, n)) for n in sizes]
+            rounds = [_decoded(one, [n], price, first_start) for one, n in zip(every, sizes, strict=True)]
+            yield some, _joined(rounds, axis=1)
 
 
-def _decoded(
-    lists: DraftLists, builder: Builder, sizes: list[int], price: Price | None, first_start: int
-) -> TreeRounds:
-    offsets = lists.rollouts.indptr
-    whole = ranks_of(lists, builder, sizes[-1])
-    if whole.min_budget == 0:
-        made = [(whole, sizes)]
-    else:  # smaller trees are no parts of this one
-        made = [(ranks_of(lists, builder, n), [n]) for n in sizes]
-    found = []
-    for ranks, own in made:
-        nodes = np.stack([ranks.drafted(n) if n else np.zeros(len(ranks.rank), np.int32) for n in own], axis=1)
-        prices = None if price is None else tree_prices(price, lists, nodes)
-        found.append(tree_rounds(ranks, offsets, budgets=own, prices=prices, first_start=first_start))
-    return _joined(found, axis=1)
+def _decoded(some: Ranked, sizes: list[int], price: Price | None, first_start: int) -> TreeRounds:
+    ranks = some.ranks
+    nodes = np.stack([ranks.drafted(n) if n else np.zeros(len(ranks.rank), np.int32) for n in sizes], axis=1)
+    prices = None if price is None else tree_prices(price, some, nodes)
+    return tree_rounds(ranks, some.rollouts.indptr, budgets=sizes, prices=prices, first_start=first_start)
 
 
-def tree_prices(price: Price, lists: DraftLists, nodes: Array) -> Array:
+def tree_prices(price: Price, some: Ranked, nodes: Array) -> Array:
     """Give the price of a round from every start with trees of these nodes, (N, B)."""
-    return price.of(np.minimum(nodes, lists.tokens.shape[1]), nodes, contexts(lists.rollouts)[:, None])
+    return price.of(np.minimum(nodes, some.depth), nodes, some.contexts[:, None])

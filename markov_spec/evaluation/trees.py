@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from markov_spec.arrays import Array, RequestError, Rollouts, RoundLaw
-from markov_spec.drafting import Builder, DraftTree, TreeRanks, build_tree, tree_law, tree_ranks
+from markov_spec.drafting import Builder, DraftTree, beam_tree, build_tree, tree_law
 from markov_spec.evaluation.contender import Contender, Setting, as_contender
 from markov_spec.evaluation.learned import settled
-from markov_spec.evaluation.lists import DraftLists, check_budget, read_lists
+from markov_spec.evaluation.lists import check_budget, read_lists, recorded
+from markov_spec.evaluation.ranked import BEAM, Ranked, beam_sizes, ranked
 from markov_spec.latency import Price
 from markov_spec.store import Store, open_store
 
@@ -25,23 +26,26 @@ class TreePlan:
     Parameters
     ----------
     contender : Contender
-    rollouts : Rollouts
-    ranks : TreeRanks
+    found : Ranked
     budget : int
         Nodes of the trees, the root not counted.
     """
 
     contender: Contender
-    rollouts: Rollouts
-    ranks: TreeRanks
+    found: Ranked
     budget: int
 
     rule = "match"
 
     @property
+    def rollouts(self) -> Rollouts:
+        """Those of the range."""
+        return self.found.rollouts
+
+    @property
     def draft_length(self) -> int:
         """The largest depth of a tree."""
-        return min(int(self.ranks.rank.shape[1]), self.budget)
+        return min(self.found.depth, self.budget)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -56,29 +60,21 @@ class TreePlan:
 
     def law(self, first: int, last: int) -> RoundLaw:
         """Make the round law; of all rollouts, as `chunks` says."""
-        return tree_law(self.ranks, self.rollouts.indptr, budget=self.budget)
+        return tree_law(self.found.ranks, self.rollouts.indptr, budget=self.budget)
 
     def prices(self, price: Price, law: RoundLaw, first: int, last: int) -> Array:
         """Give the price of a round from every start, (N,): the whole tree is paid for, past a rollout's end too."""
-        nodes = self.ranks.drafted(self.budget)
-        return price.of(np.minimum(nodes, self.draft_length), nodes, contexts(self.rollouts))
+        nodes = self.found.ranks.drafted(self.budget)
+        return price.of(np.minimum(nodes, self.draft_length), nodes, self.found.contexts)
 
     def counted(self, occupancy: Array) -> dict[str, Array]:
         """Give expected nodes drafted, and expected rounds whose tree the lists leave open, (R,) each."""
         offsets = self.rollouts.indptr
-        open_rounds = occupancy * (np.asarray(self.ranks.exact_to) < self.budget)
+        open_rounds = occupancy * (np.asarray(self.found.ranks.exact_to) < self.budget)
         return {
-            "drafted": _sums(occupancy * self.ranks.drafted(self.budget), offsets),
+            "drafted": _sums(occupancy * self.found.ranks.drafted(self.budget), offsets),
             "uncertain": _sums(open_rounds, offsets),
         }
-
-
-def contexts(rollouts: Rollouts) -> Array:
-    """Give the tokens before each start, those of the prompt included, (N,)."""
-    lengths = np.diff(rollouts.indptr)
-    prompts = np.array([len(prompt) for prompt in rollouts.prompt_tokens], dtype=np.int64)
-    start: Array = np.arange(rollouts.indptr[-1]) - np.repeat(rollouts.indptr[:-1] - prompts, lengths)
-    return start
 
 
 def _sums(values: Array, indptr: Array) -> Array:
@@ -103,18 +99,19 @@ def tree_plans(store: Store, contender: Contender) -> Iterator[TreePlan]:
         If the store is damaged, or the lists are too short for the builder.
     """
     budget = check_budget(contender)
-    chosen = settled(store, contender, budget)
-    for lists in read_lists(store, chosen):
-        yield TreePlan(contender, lists.rollouts, ranks_of(lists, chosen.tree, budget), budget)
+    for found in ranked(store, settled(store, contender, budget), budget):
+        yield TreePlan(contender, found, budget)
 
 
 def whole_tree_plan(store: Store, contender: Contender) -> TreePlan:
     """Plan a contender's trees on all rollouts at once; errors as `tree_plans`."""
     plans = list(tree_plans(store, contender))
+    first = plans[0].found
     columns: dict[str, Any] = {
-        name: np.concatenate([getattr(plan.ranks, name) for plan in plans]) for name in ("rank", "exact_to", "nodes")
+        name: np.concatenate([getattr(plan.found.ranks, name) for plan in plans])
+        for name in ("rank", "exact_to", "nodes")
     }
-    return replace(plans[0], rollouts=store.rollouts(), ranks=replace(plans[0].ranks, **columns))
+    return replace(plans[0], found=Ranked(store.rollouts(), replace(first.ranks, **columns)))
 
 
 def draft_tree(
@@ -157,21 +154,21 @@ def draft_tree(
     opened = store if isinstance(store, Store) else open_store(store)
     wanted = as_contender(contender)
     budget = check_budget(wanted)
+    made = settled(opened, wanted, budget)
     (row,) = opened.locate([rollout])
-    (lists,) = read_lists(opened.batch(int(row), int(row) + 1), wanted)
-    length = len(lists.tokens)
+    one = opened.batch(int(row), int(row) + 1)
+    tokens = one.rollouts().tokens
+    length = len(tokens)
     if not 0 <= start < length:
         raise RequestError(
             f"start: found {start} of rollout {rollout!r}; allowed: 0 to {length - 1}, its tokens less 1"
         )
-    made: Any = settled(opened, wanted, budget).tree
-    log_q = np.nan_to_num(lists.log_q[start], nan=-np.inf)
-    return build_tree(lists.ids[start], log_q, budget=budget, builder=made), lists.rollouts.tokens[start:]
-
-
-def ranks_of(lists: DraftLists, builder: str | Builder | None, max_budget: int) -> TreeRanks:
-    """Rank the rollouts' tokens in the trees of a settled builder."""
-    given: Any = builder
-    return tree_ranks(
-        lists.ids, lists.log_q, lists.tokens, max_budget=max_budget, builder=given, complete=lists.complete
-    )
+    if recorded(opened, wanted)["depth"] is None:
+        depth, _ = beam_sizes(opened, made)
+        part = one.drafter_part(wanted.drafter, BEAM)
+        token, parent, log_q = (part[name][start, :depth] for name in ("token", "parent", "log_q"))
+        return beam_tree(token, parent, np.where(token < 0, -np.inf, log_q), budget=budget), tokens[start:]
+    (lists,) = read_lists(one, made)
+    log_q, builder = np.nan_to_num(lists.log_q[start], nan=-np.inf), made.tree
+    assert isinstance(builder, Builder)  # settled
+    return build_tree(lists.ids[start], log_q, budget=budget, builder=builder), tokens[start:]

@@ -8,9 +8,10 @@ from markov_spec.report.tables import (
     findings_table,
     proxies_table,
 )
-from markov_spec.report.trees import curve_table, optimum_table
+from markov_spec.report.trees import calibration_table, curve_table, optimum_table
 
 __all__ = [
+    "calibration_table",
     "curve_table",
     "evaluation_csv",
     "evaluation_json",

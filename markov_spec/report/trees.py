@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.text import Text
 
+from markov_spec.drafting import Calibration
 from markov_spec.report.tables import fitted, titled
 
 MOST_ROWS = 24
@@ -94,6 +95,43 @@ def optimum_table(frame: pl.DataFrame, notes: Sequence[str]) -> Group:
         "which knows the rollout and which no engine attains."
     )
     return Group(fitted(table), Text(line, style="dim"), *(Text(f"note: {escape(n)}", style="yellow") for n in notes))
+
+
+def calibration_table(found: Calibration) -> Group:
+    """Lay out what a drafter promises and what is kept, by budget and depth.
+
+    Parameters
+    ----------
+    found : Calibration
+
+    Returns
+    -------
+    rich.console.Group
+    """
+    table = titled("marginals")
+    for title in ("budget", "pooled length", "promised", "kept"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("promised/kept at depth 1, 2, ...")
+    for row in found.by_budget.to_dicts():
+        same = (pl.col("marginals") == row["marginals"]) & (pl.col("budget") == row["budget"])
+        deep = found.by_depth.filter(same).sort("depth").to_dicts()
+        table.add_row(
+            row["marginals"],
+            str(row["budget"]),
+            _number(row["pooled_length"], 4),
+            _number(row["expected_occupied"], 3),
+            _number(row["realised_occupied"], 3),
+            " ".join(f"{_share(own['expected_occupied'])}/{_share(own['realised_occupied'])}" for own in deep),
+        )
+    line = (
+        f"{found.rollouts} rollouts. Accepted drafts a round: promised by the probabilities of the tree's nodes, and "
+        "kept; of trees of listed tokens."
+    )
+    return Group(fitted(table), Text(line, style="dim"))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}".removeprefix("0")
 
 
 def _best(frame: pl.DataFrame, priced: bool) -> int:

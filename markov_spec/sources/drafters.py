@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from markov_spec.arrays import RequestError
+from markov_spec.arrays import Array, RequestError
 from markov_spec.sources.models import CausalLM, load_hf, round_weights, skip_layers
 from markov_spec.sources.rows import Rows
 from markov_spec.sources.vocabulary import FORMS as MAPS
@@ -71,7 +71,9 @@ class BlockDrafter(Protocol):
         Returns
         -------
         Tensor, (B, M, K, V)
-            Rows whose probabilities sum to 1 within 1 %; they are divided by their sum in float64.
+            Rows whose probabilities sum to 1 within 1 %; they are divided by their sum in float64. Depths past the end
+            (``start+k > L``) are kept in lists, for draft trees: give NaN there, as any row that is no distribution,
+            where a depth reads tokens that are not there.
         """
 
 
@@ -246,23 +248,26 @@ class Proposal:
 
     Parameters
     ----------
-    rows : slice
-        Starts, counted from the rollout's first; those whose depth ``k`` lies in the rollout.
+    starts : ndarray of int64
+        Counted from the rollout's first.
     column : int
         ``k - 1``.
     drafts : Rows
     off : float
         How far the log of a row's sum was from 0, at most.
+    past : bool
+        Whether depth ``k`` of these starts lies past the end of the rollout, or in it.
     """
 
-    rows: slice
+    starts: Array
     column: int
     drafts: Rows
     off: float
+    past: bool
 
 
 def block_proposals(
-    drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int
+    drafter: BlockDrafter, tokens: Tensor, first: int, hidden: Tensor | None, vocab_size: int, *, past: bool
 ) -> Iterator[Proposal]:
     """Ask a block drafter for its blocks at every start of one rollout.
 
@@ -276,16 +281,19 @@ def block_proposals(
     hidden : Tensor, (L, H), or None
     vocab_size : int
         The target's.
+    past : bool
+        Whether to give depths past the end, too.
 
     Yields
     ------
     Proposal
-        For some starts at a time, depth after depth.
+        For some starts at a time, depth after depth. Past the end a row that is no distribution, and what comes after
+        it in its block, is left out.
 
     Raises
     ------
     ValueError
-        If an answer has the wrong shape or is not a distribution.
+        If an answer has the wrong shape or, in the rollout, is not a distribution.
     """
     state = None if hidden is None else hidden[None]
     length, width, vocabulary = len(tokens) - first, width_of(drafter, vocab_size), vocabulary_of(drafter)
@@ -293,16 +301,31 @@ def block_proposals(
     for begin in range(0, length, step):
         starts = torch.arange(begin, min(begin + step, length), device=tokens.device)
         blocks = _ask(drafter, tokens[None], state, first + starts[None], width)
-        for k in range(min(drafter.depth, length - begin)):
-            inside = min(len(starts), length - k - begin)
-            drafts = _possible(*vocabulary.rising(blocks[0, :inside, k]))
-            off = drafts.sums.abs().amax().item()
-            if not off <= SUM_TOLERANCE:
-                raise ValueError(
-                    f"block drafter: depth {k + 1} after {first + begin} tokens: log of the sum of probabilities: "
-                    f"found {off:.3g}; allowed: 0 within {SUM_TOLERANCE}"
-                )
-            yield Proposal(slice(begin, begin + inside), k, drafts, off)
+        going = torch.ones_like(starts, dtype=torch.bool)
+        for k in range(drafter.depth):
+            inside = min(len(starts), max(0, length - k - begin))
+            if inside:
+                drafts = _possible(*vocabulary.rising(blocks[0, :inside, k]))
+                off = drafts.sums.abs().amax().item()
+                if not off <= SUM_TOLERANCE:
+                    raise ValueError(
+                        f"block drafter: depth {k + 1} after {first + begin} tokens: log of the sum of probabilities: "
+                        f"found {off:.3g}; allowed: 0 within {SUM_TOLERANCE}"
+                    )
+                yield Proposal(np.arange(begin, begin + inside), k, drafts, off, False)
+            if past and inside < len(starts):
+                off_by = _off(blocks[0, inside:, k])
+                going[inside:] &= off_by <= SUM_TOLERANCE
+                some = going[inside:]
+                if some.any():
+                    drafts = _possible(*vocabulary.rising(blocks[0, inside:, k][some]))
+                    own = begin + inside + some.nonzero()[:, 0].cpu().numpy()
+                    yield Proposal(own, k, drafts, off_by[some].amax().item(), True)
+
+
+def _off(rows: Tensor) -> Tensor:
+    """How far the log of each row's sum is from 0; NaN if it has none."""
+    return Rows(rows.float()).sums[:, 0].abs()
 
 
 def _possible(rows: Tensor, ids: Tensor | None) -> Rows:

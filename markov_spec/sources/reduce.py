@@ -105,11 +105,15 @@ def _block_columns(drafter: BlockDrafter, scored: Scored, kept: Kept, drafting: 
     length, width = len(scored.tokens), width_of(drafter, scored.vocab_size)
     hidden, filled = scored.hidden_of(drafter), Columns()
     notes = {SUMS: 0.0, BEYOND: 0.0}
-    for given in block_proposals(drafter, sequence, scored.first, hidden, scored.vocab_size):
-        rows, k = given.rows, given.column
-        reduced = _reduce(given.drafts, width, scored, kept, drafting, rows.start + k)
-        own = {SUMS: given.off, BEYOND: float(reduced.pop(NOTES)[BEYOND][0])}
-        notes = {name: max(value, own[name]) for name, value in notes.items()}
+    past = kept.drafter_top > 0
+    for given in block_proposals(drafter, sequence, scored.first, hidden, scored.vocab_size, past=past):
+        rows, k = given.starts, given.column
+        if given.past:
+            reduced = {"lists": given.drafts.lists(min(kept.drafter_top, width), "log_q")}
+        else:
+            reduced = _reduce(given.drafts, width, scored, kept, drafting, int(rows[0]) + k)
+            notes[BEYOND] = max(notes[BEYOND], float(reduced.pop(NOTES)[BEYOND][0]))
+        notes[SUMS] = max(notes[SUMS], given.off)
         for part, content in reduced.items():
             for name, values in content.items():
                 shape = (length, drafter.depth, *values.shape[1:])

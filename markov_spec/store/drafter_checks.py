@@ -57,7 +57,8 @@ def check_drafter(
             )
     if "law" not in where:
         return
-    seen = _look(store, name, own["rule"], "lists" in where)
+    listed = "lists" in where and store._drafters[name].sizes("lists")["ids"][-1] > 0
+    seen = _look(store, name, own["rule"], listed)
     shift = chance_shift(seen.chances)
     if shift is not None:
         report.add("warning", where["law"], f"log_q {shift}, by its correlation with log_p; record it again in place")

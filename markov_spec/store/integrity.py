@@ -165,9 +165,7 @@ def _check_part(folder: Folder, name: str, where: str, rows: Rows, report: Repor
             sentinels.add(values[log], some)
             zeros.add(values[log])
         if name == "lists" and log is not None:
-            column = folder.parts[name][log]
-            inside = some.inside(column, values[log].shape)[..., 0]
-            mass.add(values, some, inside)
+            mass.add(values, some)
     file = _file(folder, where, name)
     if log is not None:
         sentinels.tell("warning", file, log, report)

@@ -26,17 +26,24 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
     ``draft_log_p`` and ``draft_rank`` are its log-probability and rank in ``p``; ``-inf`` and ``ABSENT`` where ``p``
     has none of it, and where nothing is proposed (depths above ``drafted``).
 ``lists``
-    ``tail_mass`` is the probability outside a list.
+    ``tail_mass`` is the probability outside a list. Draft trees hold nodes of every depth, so a block drafter's lists
+    past the end of a rollout are data: the drafter's own, checked as all others, or from some depth of a start on not
+    recorded (NaN in ``log_q`` and ``tail_mass``, id -1).
 ``beam``
     Paths that an autoregressive drafter would draft from a start, for trees: its ``W`` best at each depth, best first.
     ``token`` is a path's last token, ``parent`` the path of the depth before that it goes on from, counted from 0 (-1
     at depth 1), and ``log_q`` the token's log-probability in the plain softmax after the path before it. Token -1 with
-    ``-inf`` is no path; a start without paths was not searched.
+    ``-inf`` is no path; a start without paths was not searched. Past the end beams are data, as such lists are.
+
+``tree-rank``
+    Where the rollout's prefix of each depth stands in the order in which the drafter's trees take their nodes, from 1;
+    ``exact_to`` is the largest number of nodes of which that is certain, and ``nodes`` how many the largest tree has.
+    The drafter's metadata tell of which trees, in ``tree_rank``: ``tree``, ``max_budget`` and ``depth``.
 
 A lookup's draft has no distribution: its ``divergence`` holds ``overlap`` and ``cost`` with ``q`` 1 at what it
 proposes, 0 where it proposes nothing, and it has no ``multi``.
 
-Cells past a rollout's end (``s + k > T``) hold no data: NaN, id -1, rank ``ABSENT``.
+Other cells past a rollout's end (``s + k > T``) hold no data: NaN, id -1, rank ``ABSENT``.
 """
 
 from __future__ import annotations
@@ -146,7 +153,11 @@ DRAFTER_PARTS: Mapping[str, Part] = {
         "parent": _ids("depth", "path"),
         "log_q": _log("depth", "path", required=True),
     },
-    "tree-rank": {"rank": _rank("depth", required=True)},
+    "tree-rank": {
+        "rank": _rank("depth", required=True),
+        "exact_to": Column(INT, high=ABSENT, slack=0),
+        "nodes": Column(INT, high=ABSENT, slack=0),
+    },
 }
 
 ROLLOUTS_SCHEMA = pa.schema(

@@ -68,13 +68,12 @@ class MassWatch:
         self._lists = self._wrong = 0
         self._first = ""
 
-    def add(self, columns: dict[str, Array], rows: Rows, inside: Array) -> None:
-        """Look at the lists of some rollouts; ``inside`` tells which cells lie inside them."""
+    def add(self, columns: dict[str, Array], rows: Rows) -> None:
+        """Look at the lists of some rollouts; one of NaN was not recorded."""
         logs = columns["log_p"] if "log_p" in columns else columns["log_q"]
         with np.errstate(over="ignore"):
             mass = np.exp(logs.astype(np.float64)).sum(axis=-1)
-        inside = np.broadcast_to(inside, mass.shape)
-        some = inside & (mass > 0)  # a lookup that proposes nothing has an empty list
+        some = mass > 0  # a lookup that proposes nothing has an empty list
         wrong = mass > 1 + MASS_TOLERANCE
         if "tail_mass" in columns:
             wrong = np.abs(mass + columns["tail_mass"] - 1) > MASS_TOLERANCE

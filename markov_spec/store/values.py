@@ -153,18 +153,46 @@ def _with_ties_by_id(ids: Array, logs: Array) -> Array:
     return fixed
 
 
+def _recorded_lists(given: Mapping[str, Array], part: Part, rows: Rows, where: str) -> Array:
+    """Tell which depths have a block drafter's list, or a beam (n, K): those inside, and those recorded past the end.
+
+    Past the end NaN in the first entry of ``log_q`` says that there is none; then none stands at a larger depth.
+    """
+    logs, column = given["log_q"], part["log_q"]
+    recorded: Array = rows.inside(column, logs.shape)[..., 0] | ~np.isnan(logs[..., :1]).all(axis=-1)
+    for name, values in given.items():
+        fill, rest = part[name].fill, values[~recorded]
+        if ((rest != fill) & ~np.isnan(rest)).any():
+            left = (values != fill) & ~np.isnan(values)
+            left &= ~recorded.reshape(recorded.shape + (1,) * (values.ndim - 2))
+            allowed = f"{fill}, as the first entry of log_q is nan: past the end, no list is recorded"
+            rows.refuse(left, values, part[name], f"{where}: {name}", allowed)
+    gaps = recorded[:, 1:] & ~recorded[:, :-1]
+    if gaps.any():
+        late = np.zeros(logs.shape, dtype=bool)
+        late[:, 1:, 0] = gaps
+        allowed = "nan, as past the end no list is recorded at the depth before"
+        rows.refuse(late, logs, column, f"{where}: log_q", allowed)
+    return recorded
+
+
 def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[str, Array]:
-    """Validate the values of some rollouts and give them in the types of the schema, filled past the ends."""
+    """Validate the values of some rollouts and give them in the types of the schema, filled where there are no data."""
+    given = {name: _convert(values, part[name], f"{where}: {name}") for name, values in columns.items()}
+    listed = None
+    if part is DRAFTER_PARTS["beam"] or (part is DRAFTER_PARTS["lists"] and rows.depth is not None):
+        listed = _recorded_lists(given, part, rows, where)
     out: dict[str, Array] = {}
-    for name, given in columns.items():
+    for name, values in given.items():
         column, what = part[name], f"{where}: {name}"
-        values = _convert(given, column, what)
         high = column.high
         if name == "drafted" and rows.depth is not None:
             high = rows.depth
         elif name == "ids" and rows.vocab_size is not None:
             high = rows.vocab_size - 1
         inside = rows.inside(column, values.shape)
+        if listed is not None:
+            inside = listed.reshape(listed.shape + (1,) * (values.ndim - 2))
         bad = ~((values >= column.low - column.slack) & (values <= high + column.slack)) & inside
         rows.refuse(bad, values, column, what, f"{column.low:.10g} to {high:.10g}")
         typed = np.ascontiguousarray(values, dtype=column.type.to_pandas_dtype())

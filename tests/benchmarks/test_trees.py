@@ -6,15 +6,19 @@ of a block drafter: the chain of first tokens is worth 3, the best 256 nodes 6.
 
 import heapq
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import markov_spec as ms
 from markov_spec.drafting import BestFirst, Sequoia, tree_ranks
 from markov_spec.drafting.inputs import Lists
+from markov_spec.latency import Affine
 from tests.benchmarks.test_engine import ratio, tell
 
 DEPTHS, LISTED, BUDGET = 15, 256, 1024
+DEMO = Path(__file__).parents[2] / "data/demo"
 
 
 def peaked(rng, starts):
@@ -113,3 +117,13 @@ def test_sequoia():
     acceptance = 0.7 * 0.5 ** np.arange(32) / np.sum(0.5 ** np.arange(32))
     seconds = least(lambda: Sequoia(acceptance, depth=9).order(511))
     tell("Sequoia, 512 nodes, 10 levels, 32 branches, milliseconds", seconds * 1e3)
+
+
+def test_curve_of_the_demo():
+    """Eleven budgets of the demo store's block drafter, from an open store to the frame."""
+    store = ms.open_store(DEMO)
+    budgets = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    seconds = least(lambda: ms.budget_curve(store, "block", budgets=budgets, price=Affine(1.0, per_draft=0.001)), 5)
+    again = least(lambda: [ms.evaluate(store, f"block:tree=best-first,budget={n}") for n in budgets], 3)
+    tell("curve of data/demo over 11 budgets, seconds", seconds)
+    tell("an evaluation for each budget / the curve", again / seconds)

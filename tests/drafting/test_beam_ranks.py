@@ -81,6 +81,27 @@ def test_ranks_against_enumeration(width, options):
     assert certain > 0
 
 
+@pytest.mark.parametrize("width", [2, 9, 65])
+def test_depths_that_are_not_recorded_against_enumeration(width):
+    rng = np.random.default_rng(width)
+    certain = 0
+    for _ in range(60):
+        table = drafter(rng, ties=bool(rng.integers(2)))
+        order = [path for _, _, path in nodes(table)]
+        token, parent, log_q = beam(table, width)
+        known = int(rng.integers(0, D))
+        token[known:], parent[known:], log_q[known:] = -1, -1, np.nan
+        words = rng.integers(0, V, D)
+        words[known:] = -1
+        ranks = beam_ranks(token[None], parent[None], log_q[None], words[None], max_budget=30)
+        prefixes = [tuple(words[: k + 1].tolist()) for k in range(known)]
+        true = [order.index(p) + 1 if p in order else ABSENT for p in prefixes]
+        certain += int(ranks.exact_to[0])
+        for n in range(int(ranks.exact_to[0]) + 1):
+            assert ranks.accepted(n)[0] == sum(rank <= n for rank in true)
+    assert certain > 60
+
+
 @pytest.mark.parametrize("width", [3, 8])
 def test_trees_against_enumeration(width):
     rng = np.random.default_rng(width)

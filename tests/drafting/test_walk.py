@@ -48,6 +48,12 @@ def test_budgets_by_start_against_simulation():
                 s, count = s + 1 + int((ranks.rank[s] <= budgets[s, column]).sum()), count + 1
             assert found.rounds[i, column] == count
     assert np.allclose(found.price, found.rounds * [1.0, 2.5])
+    doubted = rng.random((N, 2)) < 0.5
+    unsure = tree_rounds(ranks, INDPTR, budgets=budgets, doubted=doubted).uncertain
+    none = TreeRanks(ranks.rank, max_budget=12, exact_to=np.where(doubted[:, 1], 0, ranks.exact_to))
+    one = tree_rounds(none, INDPTR, budgets=np.maximum(budgets[:, 1:], 1))
+    positive = tree_rounds(ranks, INDPTR, budgets=np.maximum(budgets[:, 1:], 1), doubted=doubted[:, 1:])
+    assert (one.uncertain == positive.uncertain).all() and (unsure >= found.uncertain).all()
     alone = tree_rounds(ranks, INDPTR, budgets=budgets)
     assert alone.price is None and (alone.rounds == found.rounds).all() and "2 budgets" in repr(alone)
 
@@ -60,5 +66,7 @@ def test_bad_arguments_are_refused_invariant():
     for prices in ([1.0, 2.0], [np.nan]):
         with pytest.raises(ValueError, match="prices: found"):
             tree_rounds(ranks, INDPTR, budgets=[1], prices=prices)
+    with pytest.raises(ValueError, match="doubted: found"):
+        tree_rounds(ranks, INDPTR, budgets=[1], doubted=[[1]])
     with pytest.raises(ms.RequestError, match="allowed: 0 and 5 to 12"):
         tree_rounds(TreeRanks(ranks.rank, max_budget=12, min_budget=5), INDPTR, budgets=[0, 4])

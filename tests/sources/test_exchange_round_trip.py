@@ -18,7 +18,7 @@ from markov_spec.arrays import ABSENT
 from markov_spec.sources.exchange import LineError, building, exporter
 from markov_spec.store.schema import DRAFTER_PARTS, FLOAT, TARGET_PARTS, Column
 from tests.sources.exchange_files import assert_equal, columns, drafter, read, rollout, target, write
-from tests.store.sample import build
+from tests.store.sample import build, past_end
 
 ROOT = Path(__file__).parents[2]
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
@@ -66,6 +66,10 @@ def random_store(path: Path, seed: int, lengths: list[int], names: list[str], de
                 covered = rng.random(count) < 0.7
                 log = "log_p" if specs is TARGET_PARTS else "log_q"
                 out[part] |= lists(rng, shapes["ids"], log)
+                if kind is not None:
+                    none = past_end(indptr, depth) & (np.arange(depth) >= rng.integers(0, depth + 1, (rows, 1)))
+                    for name, fill in (("ids", -1), ("log_q", np.nan), ("tail_mass", np.nan)):
+                        out[part][name][none | (past_end(indptr, depth) & (entries == 0))] = fill
                 out[part] = {n: v[np.repeat(covered, lengths)] for n, v in out[part].items()}
                 out[part]["covered"] = covered
         return out
@@ -80,7 +84,7 @@ def random_store(path: Path, seed: int, lengths: list[int], names: list[str], de
             rank=rng.choice([1, 5, ABSENT], (rows, depth)),
             drafted=rng.integers(0, depth + 1, rows),
             parts=parts(DRAFTER_PARTS, depth),
-            metadata={"source": "x", "sampling": {"temperature": 0.7, "own": [1, None, "é"]}},
+            metadata={"source": "x", "own": [1, None, "é"], "sampling": {"temperature": 0.7, "logit_bias": {"é": 1}}},
         ),
         "auto": ms.Drafts("auto", "autoregressive", "rejection", column(rng, law["log_q"], (rows,))),
         "hit": ms.Drafts("hit", "autoregressive", "match", rng.choice([0, -np.inf], rows)),
@@ -117,7 +121,7 @@ def test_round_trip_invariant(seed: int, lengths: list[int], depth: int, entries
             patch.setattr(module, "BATCH_POSITIONS", data.draw(st.sampled_from([1, 5, 10**6])))
         store = random_store(root / "one", seed, lengths, names, depth, entries)
         report = imported(ms.export_jsonl(store, root / "files"), root / "two")
-        assert report.errors == () and report.notes == () and report.rollouts == count
+        assert report.errors == () and all("logit_bias" in note for note in report.notes) and report.rollouts == count
         assert_equal(store, report.store)
         assert ms.store.check_integrity(report.store.path) == ms.store.check_integrity(store.path)
 
@@ -136,9 +140,10 @@ def test_demo_round_trip_invariant(tmp_path: Path, demo: str) -> None:
         assert ms.evaluate(report.store, name).rounds.tolist() == ms.evaluate(store, name).rounds.tolist()
 
 
-def test_exported_lines_against_reference(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "beyond"), [(5, 0), (7, 1)])
+def test_exported_lines_against_reference(tmp_path: Path, seed: int, beyond: int) -> None:
     """Read by what the format says, with nothing but json and loops."""
-    store = random_store(tmp_path / "s", 3, [3, 0, 5], ["a", "b", "c"], 2, 3)
+    store = random_store(tmp_path / "s", seed, [3, 0, 5], ["a", "b", "c"], 2, 3)
     files = ms.export_jsonl(store, tmp_path / "files")
     first, *lines = map(json.loads, (files / "rollouts.jsonl").read_text().splitlines())
     assert (first["fingerprint"], first["rollouts"], first["metadata"]) == (store.fingerprint, 3, {"own": OWN})
@@ -156,23 +161,28 @@ def test_exported_lines_against_reference(tmp_path: Path) -> None:
     first, *lines = map(json.loads, (files / "drafts-block.jsonl").read_text().splitlines())
     assert first["columns"]["log_q"] == [2] and first["rollouts_fingerprint"] == store.fingerprint
     drafts, part, at, listed = store.drafter("block"), store.drafter_part("block", "lists"), 0, 0
+    past = 0
     for i, line in enumerate(lines):
         length = len(line["log_q"])
         for s in range(length):
             for k in range(1, 3):
+                if part["covered"][i]:
+                    ids = part["ids"][listed + s, k - 1]
+                    none = np.isnan(part["log_q"][listed + s, k - 1, 0])
+                    assert (len(line["lists.ids"][s]) < k) == (len(line["lists.tail_mass"][s]) < k) == none
+                    assert none or line["lists.ids"][s][k - 1] == [v for v in ids if v >= 0]
+                    past += s + k > length and not none
                 if s + k > length:
                     assert len(line["log_q"][s]) < k and np.isnan(drafts.log_q[at + s, k - 1])
                     continue
                 value = line["log_q"][s][k - 1]
                 assert np.float32(-np.inf if value == zero else value) == drafts.log_q[at + s, k - 1]
                 assert line["rank"][s][k - 1] == drafts.rank[at + s, k - 1]
-                if part["covered"][i]:
-                    ids = part["ids"][listed + s, k - 1]
-                    assert line["lists.ids"][s][k - 1] == [v for v in ids if v >= 0]
             assert line["drafted"][s] == drafts.drafted[at + s]
         assert ("lists.ids" in line) == bool(part["covered"][i])
         at += length
         listed += length * int(part["covered"][i])
+    assert past == beyond
 
 
 def test_order_of_drafts_does_not_matter_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

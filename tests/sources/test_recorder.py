@@ -115,6 +115,7 @@ def test_block_drafter_against_reference(recorded, target):
 
 def test_lookup_against_reference(recorded):
     rollouts, drafts = recorded.rollouts(), recorded.drafter("lookup")
+    lists = recorded.drafter_part("lookup", "lists")
     assert (drafts.kind, drafts.rule) == ("block", "match")
     proposed_somewhere = False
     for rows, prompt, _ in each_rollout(recorded):
@@ -130,6 +131,8 @@ def test_lookup_against_reference(recorded):
             draft = draft[: draft.index(2)] if 2 in draft else draft
             proposed_somewhere |= bool(draft)
             assert drafts.drafted[rows.start + s] == len(draft)
+            assert lists["ids"][rows.start + s, :, 0].tolist() == draft + [-1] * (4 - len(draft))
+            assert lists["log_q"][rows.start + s, :, 0].tolist() == [0] * len(draft) + [-np.inf] * (4 - len(draft))
             for k in range(min(4, len(tokens) - s)):
                 hit = k < len(draft) and draft[k] == tokens[s + k]
                 assert drafts.log_q[rows.start + s, k] == (0 if hit else -np.inf)

@@ -128,7 +128,7 @@ def test_cells_past_the_ends_are_ignored_invariant(tmp_path: Path, value: float)
         ((4, 1), [3, 5, -1], [-1, -2, -3], "depth 2, entry 3: found -3.0; allowed: -inf where the id is -1"),
         ((4, 1), [3, 5, -2], [-1, -2, -3], "ids: rollout 'd', position 0, depth 2, entry 3: found -2; allowed: -1 to"),
         ((4, 1), [3, -1, -1], [-1, -np.inf, -np.inf], None),
-        ((8, 1), [3, 3, 3], [np.nan, 5, np.inf], None),
+        ((4, 1), [-1, -1, -1], [np.nan] * 3, "log_q: rollout 'd', position 0, depth 2, entry 1: found nan; allowed"),
     ],
 )
 def test_lists_are_sorted_and_name_an_id_once_invariant(

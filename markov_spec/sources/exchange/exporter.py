@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from markov_spec.arrays import Array, RequestError
+from markov_spec.sources.exchange.fields import PAST_END, listed_depths
 from markov_spec.sources.exchange.headers import (
     DRAFTS_FILE,
     ROLLOUTS_FILE,
@@ -44,7 +45,8 @@ def export_jsonl(
     """Write a store as JSON lines: ``rollouts.jsonl``, and ``drafts-NAME.jsonl`` for each drafter.
 
     All parts are written, but not the text of tokens (``vocab``). ``import_jsonl`` gives a store of the same
-    fingerprint, metadata, drafters and parts. Each line has a checksum.
+    fingerprint, metadata, drafters and parts. A store that tells neither ``sampling`` nor ``logprob_space`` then tells
+    the latter, ``processed``, as ``write_store`` asks for. Each line has a checksum.
 
     Parameters
     ----------
@@ -96,7 +98,7 @@ def export_jsonl(
 def export_folder(out: str | Path, suffix: str, overwrite: bool) -> Iterator[Path]:
     """Give a folder to fill with ``rollouts`` and ``drafts-NAME`` files, which then takes its place whole."""
     root = Path(out).resolve()
-    taken = None if overwrite else f"{root}: exists; pass overwrite=True to replace an export"
+    taken = None if overwrite else f"{root}: exists; pass overwrite=True (--overwrite) to replace an export"
     if root.exists():
         if taken is not None:
             raise RequestError(taken)
@@ -111,6 +113,8 @@ def export_folder(out: str | Path, suffix: str, overwrite: bool) -> Iterator[Pat
 
 def _write_rollouts(store: Store, file: IO[bytes]) -> None:
     facts, marks = store.metadata, {"fingerprint": _mark(store), "rollouts": len(store)}
+    if "logprob_space" not in facts and facts.get("sampling") is None:
+        facts = {**facts, "logprob_space": "processed"}  # what write_store asks for, unless a store says otherwise
     columns = _by_field({part: store.batch(0, 0).part(part) for part in store.parts})
     _write_line(file, _header(ROLLOUTS_FILE, {}, facts, (*SHARED_FACTS, *TARGET_FACTS), columns, marks))
     for some in store.batches(BATCH_POSITIONS):
@@ -134,7 +138,9 @@ def _write_rollouts(store: Store, file: IO[bytes]) -> None:
 
 def _write_drafts(store: Store, name: str, file: IO[bytes]) -> None:
     drafts, parts = store.batch(0, 0).drafter(name), store.drafter_parts(name)
-    facts = {**drafts.metadata, "logprob_space": drafts.metadata.get("logprob_space") or "processed"}
+    facts = dict(drafts.metadata)
+    if "logprob_space" not in facts or (facts.get("sampling") or store.metadata.get("sampling")) is not None:
+        facts["logprob_space"] = facts.get("logprob_space") or "processed"
     own = {"name": name, "kind": drafts.kind, "rule": drafts.rule}
     marks = {"rollouts_fingerprint": _mark(store), "rollouts": len(store)}
     columns = _by_field({part: store.batch(0, 0).drafter_part(name, part) for part in parts})
@@ -211,15 +217,20 @@ def _lists(columns: Fields) -> dict[str, Any]:
     lists: dict[str, Any] = {}
     for field, values in columns.items():
         axes = known[field].axes[len(known[field].axes) - values.ndim + 1 :]
-        lists[field] = _nested(values, axes, columns["lists.ids"] != NO_TOKEN if "entry" in axes else None)
+        rows, depths = len(values), None
+        if axes and axes[0] != "entry":
+            depths = np.minimum(values.shape[1], rows - np.arange(rows))
+            part = field.partition(".")[0]
+            if part in PAST_END:
+                depths = listed_depths(columns[f"{part}.log_q"])
+        lists[field] = _nested(values, depths, axes, columns["lists.ids"] != NO_TOKEN if "entry" in axes else None)
     return lists
 
 
-def _nested(values: Array, axes: Sequence[str], entries: Array | None) -> list[Any]:
-    """Nested lists without cells past the end; of list entries only those that are some."""
-    rows, groups = len(values), []
-    if axes and axes[0] != "entry":
-        depths = np.minimum(values.shape[1], rows - np.arange(rows))
+def _nested(values: Array, depths: Array | None, axes: Sequence[str], entries: Array | None) -> list[Any]:
+    """Nested lists of the ``depths`` that hold data; of list entries only those that are some."""
+    groups = []
+    if depths is not None:
         inside = np.arange(values.shape[1]) < depths[:, None]
         values, entries = values[inside], None if entries is None else entries[inside]
         groups.append(depths)

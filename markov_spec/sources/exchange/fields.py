@@ -1,7 +1,8 @@
 """Fields of a line that hold a value for each token, start, depth or list entry, checked one by one.
 
 The leaves of nested lists are read in their order. Rows of a start ``s`` hold ``min(K, T - s)`` values: cells past the
-end do not exist. Errors name the place: position from 0, depth and entry from 1.
+end do not exist, but for a block drafter's lists and for beams, of which a row may hold up to ``K``. Errors name the
+place: position from 0, depth and entry from 1.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from markov_spec.arrays import Array
-from markov_spec.sources.exchange.faults import LineError, Log, shown
+from markov_spec.sources.exchange.faults import LineError, Log, counted, shown
 from markov_spec.sources.exchange.lines import Line
 from markov_spec.store.schema import FLOAT, NO_TOKEN, SUM_TOLERANCE, Column
 
 # What engines write for log 0, which JSON does not have: vLLM's clamp, and the floor that other servers use.
 CLAMP, FLOOR = -9999.0, -100.0
 _FARTHEST = 2**63
+PAST_END = ("lists", "beam")  # parts of a drafter whose cells past the end may hold data
 _NAMES = {"block": "depth", "depth": "depth", "entry": "entry", "path": "path"}
 
 
@@ -46,8 +48,8 @@ class Zeros:
         for sentinel in (CLAMP, FLOOR):
             count = int(np.count_nonzero(values == sentinel))
             if count and self.log is not None:
-                what = f"values of {sentinel:g} in {leaves.field}, read as probability 0"
-                self.log.tally(leaves.line.file, leaves.line.number, what, count)
+                rest = f"of {sentinel:g} in {leaves.field}, read as probability 0"
+                self.log.tally(leaves.line.file, leaves.line.number, "value", rest, count)
         return np.where((values == CLAMP) | (values == FLOOR), -np.inf, values)
 
 
@@ -66,6 +68,8 @@ class Leaves:
         Tokens of the rollout.
     each : str
         What ``rows`` counts, for errors.
+    beyond : bool
+        Whether depths may pass the end.
 
     Raises
     ------
@@ -74,7 +78,15 @@ class Leaves:
     """
 
     def __init__(
-        self, line: Line, field: str, column: Column, sizes: Sequence[int], rows: int, each: str = "tokens"
+        self,
+        line: Line,
+        field: str,
+        column: Column,
+        sizes: Sequence[int],
+        rows: int,
+        each: str = "tokens",
+        *,
+        beyond: bool = False,
     ) -> None:
         self.line, self.field, self.column = line, field, column
         self.axes = ("position", *column.axes[len(column.axes) - len(sizes) :])
@@ -83,18 +95,25 @@ class Leaves:
         for axis, size in zip(self.axes, (rows, *sizes), strict=True):
             self.of_type("a list", list)
             lengths = np.fromiter(map(len, self.values), np.int64, len(self.values))
+            least = most = np.full(lengths.size, size)
             if axis == "position":
-                most, told = np.array([rows]), f"one for each of the {each}"
+                told = f"one for each of the {each}"
             elif axis == "entry":
-                most, told = np.full(lengths.size, size), "and the generated token"
+                least, told = np.zeros(lengths.size, dtype=np.int64), "and the generated token"
             elif axis == "path":
-                most, told = np.full(lengths.size, size), "one for each path of a beam"
+                told = "one for each path of a beam"
             else:
-                most, told = np.minimum(size, rows - np.arange(rows)), f"depths up to {size} that do not pass the end"
-            bad = lengths > most + 1 if axis == "entry" else lengths != most
+                least, told = np.minimum(size, rows - np.arange(rows)), f"depths up to {size} that do not pass the end"
+                if beyond:
+                    told = f"depths up to {size}, those past the end as far as there are lists"
+                else:
+                    most = least
+            bad = (lengths < least) | (lengths > most + (axis == "entry"))
             if bad.any():
                 i = int(np.argmax(bad))
-                raise line.error(field, f"{self.place(i)}found {lengths[i]} values; allowed: {most[i]}, {told}")
+                some = f"{least[i]} to {most[i]}" if beyond and least[i] < most[i] and axis != "entry" else f"{most[i]}"
+                found = counted(lengths[i], "value")
+                raise line.error(field, f"{self.place(i)}found {found}; allowed: {some}, {told}")
             self.values = list(chain.from_iterable(self.values))
             self.counts.append(lengths)
 
@@ -159,16 +178,24 @@ def padded(values: Array, counts: Array, width: int, fill: float) -> Array:
 
 
 def read_column(
-    line: Line, field: str, column: Column, sizes: Sequence[int], rows: int, zeros: Zeros, each: str = "tokens"
+    line: Line,
+    field: str,
+    column: Column,
+    sizes: Sequence[int],
+    rows: int,
+    zeros: Zeros,
+    each: str = "tokens",
+    *,
+    beyond: bool = False,
 ) -> Array:
-    """Read a field without list entries, ``(rows,)``, ``(rows, K)`` or ``(rows, K, W)``.
+    """Read a field without list entries, ``(rows,)``, ``(rows, K)`` or ``(rows, K, W)``; see `Leaves`.
 
     Raises
     ------
     LineError
         Naming the first value that is none, or the first list of another length.
     """
-    leaves = Leaves(line, field, column, sizes, rows, each)
+    leaves = Leaves(line, field, column, sizes, rows, each, beyond=beyond)
     values = leaves.numbers(zeros)
     return padded(values.reshape(-1, *sizes[1:]), leaves.counts[1], sizes[0], column.fill) if sizes else values
 
@@ -183,6 +210,8 @@ def read_lists(
 ) -> tuple[Array, Array]:
     """Read lists of ids and of their log-probabilities, ``(T, M)`` or ``(T, K, M)``, largest first.
 
+    Depths past the end that a row does not hold are not recorded: id -1 and NaN.
+
     A list of ``M + 1`` entries holds the generated token besides the ``M`` likeliest. Its entry is not kept: it is no
     part of the cut at ``M``, and ``log_p`` or ``log_q`` has its value.
 
@@ -192,14 +221,16 @@ def read_lists(
         If an id stands twice, the mass of a list is above 1, or an entry is too many.
     """
     rows, most = tokens.size, sizes[-1]
-    ids, logs = (Leaves(line, f, column, sizes, rows) for f, column in zip(fields, columns, strict=True))
+    ids, logs = (Leaves(line, f, column, sizes, rows, beyond=True) for f, column in zip(fields, columns, strict=True))
     counts, cell = ids.counts[-1], len(sizes)
 
-    def refuse(bad: Array, field: str, message: str) -> None:
+    def refuse(bad: Array, field: str, message: str, level: int = cell) -> None:
         if bad.any():
-            raise line.error(field, f"{ids.place(int(np.argmax(bad)), cell)}{message}")
+            raise line.error(field, f"{ids.place(int(np.argmax(bad)), level)}{message}")
 
-    refuse(counts != logs.counts[-1], fields[1], f"found another number of entries than in {fields[0]}")
+    for level in range(1, cell + 1):
+        what = f"found another number of {'entries' if level == cell else 'depths'} than in {fields[0]}"
+        refuse(ids.counts[level] != logs.counts[level], fields[1], what, level)
     named = padded(ids.numbers(zeros), counts, most + 1, NO_TOKEN)
     valued = padded(logs.numbers(zeros), counts, most + 1, -np.inf)
     ordered = np.sort(named, axis=1)
@@ -214,7 +245,8 @@ def read_lists(
     refuse(
         (counts > most) & ~besides,
         fields[0],
-        f"found {most + 1} entries; allowed: the {most} likeliest, and the generated token if it is less likely",
+        f"found {most + 1} entr{'ies' if most else 'y'}; allowed: the {most} likeliest, and the generated token if it "
+        "is less likely",
     )
     named[own & besides[:, None]] = NO_TOKEN
     order = np.lexsort((-valued, named == NO_TOKEN), axis=-1)[:, :most]
@@ -228,10 +260,18 @@ def read_lists(
 
 
 def _generated(tokens: Array, counts: Sequence[Array]) -> Array:
-    """The rollout's own token at each list: of its position, or of the start's position and the depth."""
+    """The rollout's own token at each list, of its position, or of the start's position and the depth; -2 for none."""
     if len(counts) == 2:
         return tokens
     depths = counts[1]
     first = np.cumsum(depths) - depths
-    own: Array = tokens[np.repeat(np.arange(tokens.size) - first, depths) + np.arange(depths.sum())]
+    at = np.repeat(np.arange(tokens.size) - first, depths) + np.arange(depths.sum())
+    own: Array = np.where(at < tokens.size, tokens[np.minimum(at, tokens.size - 1)], -2)
     return own
+
+
+def listed_depths(log_q: Array) -> Array:
+    """Count the depths of each start of a rollout that have a list, of ``(T, K, M)``: those inside, at least."""
+    inside = np.minimum(log_q.shape[1], len(log_q) - np.arange(len(log_q)))
+    counts: Array = np.maximum(inside, (~np.isnan(log_q[..., :1])).any(axis=-1).sum(axis=1))
+    return counts

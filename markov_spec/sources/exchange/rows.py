@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from markov_spec.arrays import ABSENT, Array
-from markov_spec.sources.exchange.faults import Log, shown
-from markov_spec.sources.exchange.fields import Leaves, Zeros, padded, read_column, read_lists
+from markov_spec.sources.exchange.faults import Log, counted, shown
+from markov_spec.sources.exchange.fields import PAST_END, Leaves, Zeros, listed_depths, padded, read_column, read_lists
 from markov_spec.sources.exchange.headers import DraftsHeader, Header, column_fields, refuse_unknown
 from markov_spec.sources.exchange.lines import Line
 from markov_spec.store.schema import DRAFTER_PARTS, TARGET_PARTS, Column, Part
@@ -74,7 +74,7 @@ def read_rollout(line: Line, name: str, header: Header, log: Log) -> RolloutRow:
     prompt = _vector(line, "prompt_tokens", ids, zeros) if "prompt_tokens" in line.values else tokens[:0]
     counted = line.integer("completion_tokens", 0, ABSENT)
     if counted not in (None, tokens.size):
-        log.tally(line.file, line.number, "lines whose completion_tokens is not their number of tokens, which counts")
+        log.tally(line.file, line.number, "line", "whose completion_tokens is not the number of tokens, which counts")
     return RolloutRow(
         Generated(name, prompt, tokens, line.file, line.number),
         line.text("prompt_id"),
@@ -160,8 +160,19 @@ def _columns(
             column = known[field]
             if field == "drafted" and isinstance(header, DraftsHeader) and header.depth is not None:
                 column = replace(column, high=header.depth)
-            columns[field] = read_column(line, field, column, sizes, tokens.size, zeros, each)
+            beyond = field.partition(".")[0] in PAST_END
+            columns[field] = read_column(line, field, column, sizes, tokens.size, zeros, each, beyond=beyond)
+    if "lists.tail_mass" in columns and "lists.log_q" in columns and columns["lists.log_q"].ndim == 3:
+        _check_tails(line, columns["lists.tail_mass"], columns["lists.log_q"])
     return columns
+
+
+def _check_tails(line: Line, tails: Array, log_q: Array) -> None:
+    """Refuse a tail past the end without a list, and a list there without a tail."""
+    found, wanted = (~np.isnan(tails)).sum(axis=1), listed_depths(log_q)
+    if (found != wanted).any():
+        i = int(np.argmax(found != wanted))
+        raise line.error("lists.tail_mass", f"position {i}: found {found[i]} values; allowed: {wanted[i]}, one a list")
 
 
 def _hits(line: Line, header: DraftsHeader, rows: int, each: str) -> Array:
@@ -186,8 +197,8 @@ def _check_same(line: Line, rollout: Generated, zeros: Zeros) -> None:
         if tokens.size != rollout.tokens.size:
             raise line.error(
                 "tokens",
-                f"found {tokens.size}; allowed: the {rollout.tokens.size} tokens of {other} (ids made from text again "
-                "may differ from those generated)",
+                f"found {tokens.size}; allowed: the {counted(rollout.tokens.size, 'token')} of {other} (ids made from "
+                "text again may differ from those generated)",
             )
         apart = np.flatnonzero(tokens != rollout.tokens)
         if apart.size:
@@ -196,12 +207,12 @@ def _check_same(line: Line, rollout: Generated, zeros: Zeros) -> None:
     found = None
     if "prompt_tokens" in line.values:
         prompt = _vector(line, "prompt_tokens", _IDS, zeros)
-        found = prompt_hash(prompt), f"{prompt.size} tokens, {shown(prompt.tolist())}"
+        found = prompt_hash(prompt), f"{counted(prompt.size, 'token')}, {shown(prompt.tolist())}"
     elif "prompt_hash" in line.values:
         found = line.text("prompt_hash"), shown(line.values["prompt_hash"])
     if found is not None and found[0] != prompt_hash(rollout.prompt):
         field = "prompt_tokens" if "prompt_tokens" in line.values else "prompt_hash"
-        allowed = f"the prompt of {other}: {rollout.prompt.size} tokens, {shown(rollout.prompt.tolist())}"
+        allowed = f"the prompt of {other}: {counted(rollout.prompt.size, 'token')}, {shown(rollout.prompt.tolist())}"
         raise line.error(field, f"found {found[1]}; allowed: {allowed}{_doubled(rollout.prompt, found[0])}")
 
 
