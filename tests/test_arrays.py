@@ -183,3 +183,12 @@ def test_values_that_do_not_count_may_be_anything_invariant():
     for rule in ("rejection", "independent"):
         law = ms.round_law(np.zeros(3), np.full(3, np.nan), [0, 1, 3], rule=rule, draft_length=0)
         assert ms.solve(law).expected.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("turn", [2.9, 2.0, True, None, "1", 2**31, -(2**31) - 1, np.float32(1), np.nan])
+def test_turns_that_are_no_integers_of_32_bits_are_refused_invariant(turn):
+    given = ["a", "b"], ["p", "p"], ["all"] * 2, [np.zeros(0, int)] * 2, np.arange(2), np.zeros(2), [0, 1, 2], None
+    kept = ms.Rollouts(*given, np.array([2**31 - 1, -(2**31)])).turns
+    assert kept == (2**31 - 1, -(2**31)) and all(type(own) is int for own in kept)
+    with pytest.raises(ValueError, match=r"turns: entry 1: found .*; allowed: an integer, -2147483648 to 2147483647"):
+        ms.Rollouts(*given, [0, turn])

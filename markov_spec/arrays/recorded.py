@@ -12,6 +12,8 @@ from markov_spec.arrays.checks import ABSENT, Array, as_float, check_indptr, che
 
 Kind = Literal["autoregressive", "block"]
 KINDS: tuple[Kind, ...] = ("autoregressive", "block")
+LOWEST_TURN = np.iinfo(np.int32).min
+HALF_FLOATS = ("bfloat16", "float16")
 
 
 def _check_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
@@ -20,6 +22,22 @@ def _check_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{name}: entry {i}: found {value!r}; allowed: a non-empty string")
     return values
+
+
+def _check_turns(turns: Sequence[int]) -> tuple[int, ...]:
+    values = tuple(turns)
+    for i, value in enumerate(values):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not LOWEST_TURN <= value <= ABSENT:
+            raise ValueError(f"turns: entry {i}: found {value!r}; allowed: an integer, {LOWEST_TURN} to {ABSENT}")
+    return tuple(map(int, values))
+
+
+def half_float(values: Any) -> str | None:
+    """Name of the float type of 16 bits that values come in, which ``as_float`` widens; None of any other."""
+    dtype = getattr(values, "dtype", None)
+    name = getattr(dtype, "name", str(dtype)).removeprefix("torch.")
+    return name if name in HALF_FLOATS else None
 
 
 def _check_prompt(prompt: Array, i: int) -> Array:
@@ -58,7 +76,8 @@ class Rollouts:
     Raises
     ------
     ValueError
-        On duplicate ids, lengths that disagree, NaN, positive or ``-inf`` log-probabilities, a bad ``indptr``.
+        On duplicate ids, lengths that disagree, NaN, positive or ``-inf`` log-probabilities, a bad ``indptr``, turns
+        that are no integers of 32 bits.
 
     Examples
     --------
@@ -92,7 +111,7 @@ class Rollouts:
                 )
             seen.add(value)
         reasons = ("unknown",) * count if self.finish_reasons is None else tuple(self.finish_reasons)
-        turns = (0,) * count if self.turns is None else tuple(int(t) for t in self.turns)
+        turns = (0,) * count if self.turns is None else _check_turns(self.turns)
         columns = {
             "ids": ids,
             "prompt_ids": _check_ids(self.prompt_ids, "prompt ids"),
@@ -160,6 +179,7 @@ class Drafts:
         ``{"divergence": {"overlap": (N,)}, "lists": {"ids": (N, M), "log_q": (N, M)}}``.
     metadata : mapping, optional
         Where the drafts come from and how they are drawn (``sampling``): anything JSON can hold; kept in the store.
+        Unless it names a ``dtype``, that of a ``log_q`` given as bfloat16 or float16 is noted.
 
     Raises
     ------
@@ -194,6 +214,9 @@ class Drafts:
             raise ValueError(
                 f"drafter {self.name!r}: log_q: found shape {log_q.shape}; allowed for {self.kind}: {shape}"
             )
+        half = half_float(self.log_q)
+        if half is not None:
+            object.__setattr__(self, "metadata", {"dtype": half, **self.metadata})
         object.__setattr__(self, "log_q", log_q)
         shapes: dict[str, tuple[int, ...]] = {"rank": log_q.shape, "drafted": log_q.shape[:1]}
         for name, wanted_shape in shapes.items():

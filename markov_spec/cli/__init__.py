@@ -1,4 +1,4 @@
-"""The command line: parse, one public call, print. Exit codes: 0, 1 (data at fault), 2 (usage)."""
+"""The command line: parse, one public call, print. Exit codes: 0, 1 (data at fault), 2 (usage), 130 (interrupted)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from rich.text import Text
 
 from markov_spec.arrays import RequestError
 from markov_spec.cli import evaluate, exchange, record, store, trees
+from markov_spec.cli.interruption import Interrupted
 from markov_spec.cli.output import app
 
 __all__ = ["app", "evaluate", "exchange", "main", "record", "store", "trees"]
+
+INTERRUPTED = 130
 
 
 def _tell_version(wanted: bool) -> None:
@@ -49,13 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, 1 (data at fault) or 2 (usage).
+        0, 1 (data at fault), 2 (usage) or 130 (interrupted).
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(args=[word for word in words if word != "--debug"], prog_name="markov-spec", standalone_mode=True)
     except SystemExit as end:
+        if end.code == INTERRUPTED:
+            typer.echo("interrupted", err=True)
         return int(end.code or 0)
+    except Interrupted as error:
+        typer.echo(f"interrupted: {error}", err=True)
+        return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # the reader of our output has gone
         return 1

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.filesize import decimal
 
+from markov_spec.cli.interruption import interruptible
 from markov_spec.cli.output import StorePath, app
 from markov_spec.sources import export_jsonl, export_parquet, import_jsonl
+from markov_spec.sources.exchange.faults import grouped
+
+NOTHING = "nothing was written"
 
 
 @app.command("import")
@@ -22,7 +27,8 @@ def import_command(
         typer.Option(metavar="[NAME=]FILE", help="JSON lines of a drafter, under its own name or this one."),
     ] = None,
     lenient: Annotated[
-        bool, typer.Option("--lenient", help="Leave lines at fault out and list them, instead of stopping at one.")
+        bool,
+        typer.Option("--lenient", help="Leave lines at fault out and tell them by kind, instead of stopping at one."),
     ] = False,
     duplicates: Annotated[
         Literal["error", "first", "last", "suffix"], typer.Option(help="What becomes of lines with one id.")
@@ -54,10 +60,11 @@ def import_command(
         if not given.is_file():
             raise typer.BadParameter(f"file {given} does not exist", param_hint="--drafter")
     mode: Literal["strict", "lenient"] = "lenient" if lenient else "strict"
-    report = import_jsonl(rollouts, named or own, out, mode=mode, duplicates=duplicates, overwrite=overwrite)
+    with interruptible(lambda: NOTHING):
+        report = import_jsonl(rollouts, named or own, out, mode=mode, duplicates=duplicates, overwrite=overwrite)
     for note in report.notes:
         typer.echo(f"note: {note}", err=True)
-    for fault in report.errors:
+    for fault in grouped(report.errors):
         typer.echo(f"error: {fault}", err=True)
     typer.echo(f"{out}: {report}")
     if report.errors:
@@ -81,6 +88,7 @@ def export_command(
     markov-spec export data/demo --out files --format parquet
     """
     write = export_jsonl if format == "jsonl" else export_parquet
-    folder = write(store, out, drafters=drafter, overwrite=overwrite)
+    with interruptible(lambda: NOTHING):
+        folder = write(store, out, drafters=drafter, overwrite=overwrite)
     for path in sorted(folder.iterdir()):
-        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        typer.echo(f"{path}: {decimal(path.stat().st_size)}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
+
+from markov_spec.store.install import leftovers
 
 app = typer.Typer(
     name="markov-spec",
@@ -18,16 +22,31 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+ESCAPED = "backslashreplace"  # what a path that is no UTF-8 is printed with
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", exists=True, file_okay=False, help="Folder of a store.")]
+
+def _check_there(store: Path) -> Path:
+    """Refuse a path where nothing is; where an interrupted write left something, opening tells what and where."""
+    place = Path(os.path.realpath(store))
+    if not place.exists() and not leftovers(place.parent, place.name):
+        shown = str(store).encode(errors=ESCAPED).decode()
+        raise typer.BadParameter(f"Directory '{shown}' does not exist.")
+    return store
+
+
+StorePath = Annotated[
+    Path, typer.Argument(metavar="STORE", file_okay=False, callback=_check_there, help="Folder of a store.")
+]
 
 
 def show(content: RenderableType | str, out: Path | None = None) -> None:
     """Print text as it is, anything else as wide as it needs; to a file if one is given."""
-    if isinstance(content, str):
-        sys.stdout.write(content) if out is None else out.write_text(content, encoding="utf-8")
-        return
-    with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8") as file:
+    if out is None and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors=ESCAPED)
+    with nullcontext(sys.stdout) if out is None else out.open("w", encoding="utf-8", errors=ESCAPED) as file:
+        if isinstance(content, str):
+            file.write(content)
+            return
         console = Console(file=file)
         # A terminal too narrow for the columns wraps the lines itself; a file or pipe gets them at full length.
         wanted = Measurement.get(console, console.options.update(max_width=10_000), content)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from markov_spec.acceptance import RULES
 from markov_spec.cli.output import StorePath, app, show
 from markov_spec.report import facts_table, findings_table
-from markov_spec.store import check_integrity, open_store
-from markov_spec.store.install import leftovers
+from markov_spec.store import Finding, check_integrity, open_store
 
 
 @app.command("info")
@@ -26,7 +27,7 @@ def info_command(
 
 @app.command("check")
 def check_command(
-    store: Annotated[Path, typer.Argument(metavar="STORE", file_okay=False, help="Folder of a store.")],
+    store: StorePath,
     clean: Annotated[
         bool,
         typer.Option(
@@ -41,9 +42,7 @@ def check_command(
     rollouts, padded drafts, rows that are shifted by one. Ends with code 1 if
     something is wrong with the data; warnings and notes leave it 0.
     """
-    if not store.exists() and not leftovers(store.parent, store.name):
-        raise typer.BadParameter(f"Directory '{store}' does not exist.", param_hint="'STORE'")
-    findings = check_integrity(store, clean=clean)
+    findings = [*check_integrity(store, clean=clean), *_unknown_rules(store)]
     errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
     if format == "json":
         show(json.dumps({"store": str(store), "findings": [asdict(f) for f in findings]}, indent=2) + "\n")
@@ -54,3 +53,19 @@ def check_command(
         show(f"{store}: {', '.join(counts) or 'sound'}\n")
     if errors:
         raise typer.Exit(1)
+
+
+def _unknown_rules(store: Path) -> list[Finding]:
+    """Warn of drafters whose own rule is none; the store keeps any name, so that it need not know the rules."""
+    with suppress(ValueError):  # what cannot be opened is among the findings
+        return [
+            Finding(
+                "warning",
+                f"drafters/{name}/manifest.json",
+                f"rule: found {own['rule']!r}; allowed: {', '.join(RULES)}; evaluate refuses it unless --rule names "
+                "another",
+            )
+            for name, own in open_store(store).facts()["drafters"].items()
+            if own["rule"] not in RULES
+        ]
+    return []

@@ -6,12 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 @contextmanager
-def progress_bars(shown: bool) -> Iterator[Progress]:
-    """Show bars of tasks, or none."""
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not shown) as bars:
-        yield bars
+def progress_bars(shown: bool, *columns: ProgressColumn) -> Iterator[Progress]:
+    """Show bars of tasks, or none; by default with counts and times. An error takes unfinished bars away."""
+    counts = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*(columns or counts + times), console=Console(stderr=True), disable=not shown) as bars:
+        try:
+            yield bars
+        except BaseException:
+            bars.live.transient = True
+            raise

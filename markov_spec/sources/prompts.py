@@ -25,7 +25,8 @@ def read_prompts(path: str | Path, tokenizer: Any) -> list[Prompt]:
     ----------
     path : path
         One object a line with one of ``messages`` (a chat, rendered by the tokenizer's template), ``prompt`` (text) or
-        ``prompt_tokens`` (ids); optional ``id`` (the line number by default) and ``benchmark`` (``"all"``).
+        ``prompt_tokens`` (ids); optional ``id`` (the line number by default) and ``benchmark`` (``"all"``). UTF-8; a
+        byte order mark is skipped.
     tokenizer : transformers.PreTrainedTokenizerBase
 
     Returns
@@ -62,7 +63,7 @@ def known_ids(tokenizer: Any) -> int:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -78,7 +79,10 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _tokenise(row: dict[str, Any], tokenizer: Any, known: int, where: str) -> tuple[int, ...]:
     given = [key for key in ("messages", "prompt", "prompt_tokens") if key in row]
     if len(given) != 1:
-        raise ValueError(f"{where}: found {given or 'none'} of messages, prompt, prompt_tokens; allowed: exactly one")
+        raise ValueError(
+            f"{where}: found {', '.join(given or row) or 'no field'}; allowed: exactly one of messages, prompt, "
+            "prompt_tokens"
+        )
     value = row[given[0]]
     if given == ["messages"]:
         if tokenizer.chat_template is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from markov_spec.sources.models import CausalLM
 from markov_spec.sources.progress import progress_bars
 from markov_spec.sources.prompts import Prompt, read_prompts
 from markov_spec.sources.reduce import NOTES, Kept
-from markov_spec.sources.resume import Work, check_work, clear_finished, digest, work_folder
+from markov_spec.sources.resume import ASKED, Work, begun, check_work, clear, digest, work_folder
 from markov_spec.sources.sampling import ORDER, Sampling
 from markov_spec.sources.session import (
     CAUSALITY_CHECKS,
@@ -73,7 +74,7 @@ def record(
     prompts : path
         JSON lines, each with ``messages``, ``prompt`` or ``prompt_tokens``; optional ``id`` and ``benchmark``.
     out : path
-        The store to write; must not exist.
+        The store to write; must not exist, unless ``resume`` finds it finished.
     temperature, top_k, top_p, min_p : float, int, float, float
         Sampling of target and drafters alike; temperature 0 is greedy.
     order : sequence of str
@@ -101,9 +102,10 @@ def record(
         Keep beams of autoregressive drafters, for trees: their depth, their width, and how many starts lie from one
         beam to the next; part ``beam``. Every beam takes that depth of passes of the drafter.
     resume : bool
-        Go on with a recording of the same request that was interrupted; begin where there is none. Chunks of finished
-        work lie in the hidden folder ``.NAME.recording`` beside ``out`` until the store is whole. Of a request, a
-        `BlockDrafter` is told by its class alone.
+        Go on with a recording of the same request that was interrupted; begin where there is none; where it was
+        finished, give its store. Chunks of finished work lie in the hidden folder ``.NAME.recording`` beside ``out``
+        until the store is whole. Of a request, a `BlockDrafter` is told by its class alone; a recording with one is
+        taken as finished only while its chunks are there.
     progress : bool
         Show progress bars on stderr.
 
@@ -140,8 +142,6 @@ def record(
         "target_top": (target_top, 0),
         "drafter_top": (drafter_top, 0),
     }
-    if resume and clear_finished(out, RECORDING):
-        return open_store(out)
     _check_request(out, target, drafters, resume, counts)
     if sampling.greedy and rollouts_per_prompt > 1:
         raise RequestError(
@@ -154,10 +154,30 @@ def record(
     facts = session.target_metadata()
     told = digest([(prompt.id, prompt.benchmark, prompt.tokens) for prompt in asked])
     request = {**facts, **session.request(), "prompts": told, **{name: count for name, (count, _) in counts.items()}}
+    if Path(out).exists():
+        return _finished(out, session, request)
     chunks = [runs[first : first + batch_size] for first in range(0, len(runs), batch_size)]
+    facts |= {"max_new_tokens": max_new_tokens, "seed": seed, ASKED: digest(request)}
     with work_folder(out, RECORDING, request, resume) as work:
         _record_chunks(session, work, chunks, max_new_tokens, progress)
-        _write(out, session, work, chunks, {**facts, "max_new_tokens": max_new_tokens, "seed": seed})
+        _write(out, session, work, chunks, facts)
+    return open_store(out)
+
+
+def _asked(out: str | Path) -> Any:
+    """The digest of what a store was asked for; None where none is told, or no store stands."""
+    with suppress(ValueError):
+        return open_store(out).metadata.get(ASKED)
+    return None
+
+
+def _finished(out: str | Path, session: Session, request: Mapping[str, Any]) -> Store:
+    """Give the store of this very request, and remove the work that a killed run left of it."""
+    left = begun(out, RECORDING, request)
+    if _asked(out) != digest(request) or not (left or all(map(session.is_told, session.drafters))):
+        raise RequestError(f"{out}: already exists, and is not known to be of this request; allowed: a new folder")
+    if left:
+        clear(out, RECORDING)
     return open_store(out)
 
 
@@ -249,7 +269,7 @@ def _check_request(
     counts: Mapping[str, tuple[int, int]],
 ) -> None:
     """Refuse what cannot work before any model is loaded."""
-    if Path(out).exists():
+    if Path(out).exists() and not (resume and _asked(out)):
         raise RequestError(f"{out}: already exists; allowed: a new folder")
     check_work(out, RECORDING, resume)
     for setting, (found, least) in counts.items():

@@ -11,7 +11,7 @@ from markov_spec.sources.drafters import Drafter
 from markov_spec.sources.models import CausalLM
 from markov_spec.sources.progress import progress_bars
 from markov_spec.sources.reduce import Kept
-from markov_spec.sources.resume import Work, check_work, work_folder, work_path
+from markov_spec.sources.resume import ASKED, Work, begun, check_work, clear, work_folder
 from markov_spec.sources.sampling import Sampling
 from markov_spec.sources.session import (
     CAUSALITY_CHECKS,
@@ -61,7 +61,9 @@ def record_drafters(
     overwrite : bool
         Replace drafters of these names.
     resume : bool
-        Go on with a run of the same request that was interrupted; begin where there is none.
+        Go on with a run of the same request that was interrupted; begin where there is none. Drafters that it has
+        finished stay; so does one that was recorded before by the same request, unless it is a `BlockDrafter`, which
+        a request tells by its class alone.
     progress : bool
         Show a progress bar on stderr.
 
@@ -84,21 +86,34 @@ def record_drafters(
     if not drafters:
         raise RequestError("drafters: found none; allowed: one or more")
     check_work(store, SCORING, resume)
-    taken = [name for name in drafters if name in old.drafters]
-    begun = resume and work_path(store, SCORING).exists()
-    if taken and not (overwrite or begun):
-        raise RequestError(f"{store}: drafter {taken[0]!r} exists; allowed: another name, or overwrite=True")
+    facts = {} if overwrite else old.facts()["drafters"]
+    taken = {name: facts[name].get(ASKED) for name in drafters if name in facts}
+    _check_free(store, [name for name, asked in taken.items() if not (resume and asked)])
     session = open_session(target, drafters, sampling, drafting, kept)
     _check_same_target(old, session)
     request = {"store": old.fingerprint, **session.request()}
+    left = begun(store, SCORING, request)
+    done = [n for n, asked in taken.items() if asked == session.asked(n) and (left or session.is_told(n))]
+    _check_free(store, [name for name in taken if name not in done])
+    if len(done) == len(drafters):
+        if left:
+            clear(store, SCORING)
+        return old
     with work_folder(store, SCORING, request, resume) as work:
         count = _score_store(session, work, old, progress)
         notes = session.notes(work, count)
         for name in drafters:
+            if name in done:
+                continue
             told = {**notes[TARGET], **notes[name]}
             batches = (session.drafts(name, work.load(number)[name], told) for number in range(count))
-            add_drafter(store, batches, overwrite=overwrite or begun)
+            add_drafter(store, batches, overwrite=overwrite)
     return open_store(store)
+
+
+def _check_free(store: str | Path, taken: list[str]) -> None:
+    if taken:
+        raise RequestError(f"{store}: drafter {taken[0]!r} exists; allowed: another name, or overwrite=True")
 
 
 def _score_store(session: Session, work: Work, store: Store, progress: bool) -> int:

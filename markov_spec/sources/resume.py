@@ -10,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from markov_spec.arrays import RequestError
 from markov_spec.sources.score import Columns
-from markov_spec.store.manifest import MANIFEST
+from markov_spec.store.files import sync
+from markov_spec.store.install import discard
 
 REQUEST, CHUNKS = "request.json", "chunk-*.npz"
+ASKED = "request"  # the metadata's: digest of what was asked for
 SEPARATOR = "|"
 
 
@@ -52,13 +54,19 @@ class Work:
         half.rename(self._path(number))
 
     def load(self, number: int, part: str | None = None) -> dict[str, Columns]:
-        """Give a chunk, or one part of every owner in it."""
+        """Give a chunk, or one part of every owner in it; a damaged one is a ValueError that names it."""
         content: dict[str, Columns] = {}
-        with np.load(self._path(number)) as arrays:
-            for key in arrays.files:
-                owner, own, name = key.split(SEPARATOR)
-                if part in (None, own):
-                    content.setdefault(owner, {}).setdefault(own, {})[name] = arrays[key]
+        path = self._path(number)
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                for key in arrays.files:
+                    owner, own, name = key.split(SEPARATOR)
+                    if part in (None, own):
+                        content.setdefault(owner, {}).setdefault(own, {})[name] = arrays[key]
+        except (BadZipFile, EOFError, OSError, ValueError) as error:
+            raise ValueError(
+                f"{path}: truncated or damaged: {error}; allowed: finished work, or no such file: it is then done again"
+            ) from error
         return content
 
     def _path(self, number: int) -> Path:
@@ -88,13 +96,16 @@ def check_work(out: str | Path, kind: str, resume: bool) -> None:
         )
 
 
-def clear_finished(out: str | Path, kind: str) -> bool:
-    """Whether the store is whole and only its work was not yet removed, which is then done."""
+def begun(out: str | Path, kind: str, request: Mapping[str, Any]) -> bool:
+    """Whether work of this very request lies there."""
     folder = work_path(out, kind)
-    finished = folder.is_dir() and (Path(out) / MANIFEST).is_file()
-    if finished:
-        shutil.rmtree(folder)
-    return finished
+    return (folder / REQUEST).is_file() and _read(folder) == _told(request)
+
+
+def clear(out: str | Path, kind: str) -> None:
+    """Remove the work of a store."""
+    place = Path(out).resolve()
+    discard(work_path(place, kind), place)
 
 
 @contextmanager
@@ -115,34 +126,58 @@ def work_folder(out: str | Path, kind: str, request: Mapping[str, Any], resume: 
     Raises
     ------
     RequestError
-        If they are, and ``resume`` is not set or they are of another request: naming the settings that differ.
+        If they are, and ``resume`` is not set, or they are of another request, naming the settings that differ, or of
+        none that is known.
     """
     check_work(out, kind, resume)
     folder = work_path(out, kind)
-    told = json.loads(json.dumps(request))
     folder.mkdir(exist_ok=True)
     if (folder / REQUEST).exists():
-        _compare(folder, told)
+        _compare(folder, _told(request))
+    elif any(folder.glob(CHUNKS)):
+        raise RequestError(
+            f"{folder}: found chunks without {REQUEST}, which tells of what request they are; allowed: both, or "
+            "without that folder"
+        )
     else:
-        half = folder / f"half-{os.getpid()}.json"
-        half.write_text(json.dumps(told, indent=1, sort_keys=True))
-        half.rename(folder / REQUEST)
+        _write(folder, _told(request))
     try:
         yield Work(folder)
     except BaseException:
         if not any(folder.glob(CHUNKS)):
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                clear(out, kind)
         raise
-    shutil.rmtree(folder)
+    clear(out, kind)
 
 
-def _compare(folder: Path, request: dict[str, Any]) -> None:
-    begun = _flat(json.loads((folder / REQUEST).read_text()))
-    wanted = _flat(request)
-    for key in sorted(begun.keys() | wanted.keys()):
-        if begun.get(key) != wanted.get(key):
+def _told(request: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json.dumps(request))
+    return told
+
+
+def _write(folder: Path, request: Mapping[str, Any]) -> None:
+    half = folder / f"half-{os.getpid()}.json"
+    half.write_text(json.dumps(request, indent=1, sort_keys=True))
+    sync(half)
+    half.rename(folder / REQUEST)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / REQUEST
+    try:
+        told: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: no valid JSON: {error}; allowed: a request, or without that folder") from error
+    return told
+
+
+def _compare(folder: Path, request: Mapping[str, Any]) -> None:
+    old, wanted = _flat(_read(folder)), _flat(request)
+    for key in sorted(old.keys() | wanted.keys()):
+        if old.get(key) != wanted.get(key):
             raise RequestError(
-                f"{folder}: {key}: found {wanted.get(key)!r}; allowed: {begun.get(key)!r}, with which this work began, "
+                f"{folder}: {key}: found {wanted.get(key)!r}; allowed: {old.get(key)!r}, with which this work began, "
                 "or without that folder"
             )
 
@@ -155,5 +190,5 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def digest(*values: Any) -> str:
-    """SHA-256 of what JSON can hold."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    """SHA-256 of what JSON can hold; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -22,7 +22,7 @@ from markov_spec.sources.drafters import (
 )
 from markov_spec.sources.models import CausalLM, load_hf
 from markov_spec.sources.reduce import BEYOND, NOTES, Kept, drafter_columns, target_columns
-from markov_spec.sources.resume import Work
+from markov_spec.sources.resume import ASKED, Work, digest
 from markov_spec.sources.sampling import Sampling
 from markov_spec.sources.score import Columns, Pile, check_blocks, score_target, within
 from markov_spec.sources.vocabulary import check_texts, warn_of_mass
@@ -116,7 +116,7 @@ class Session:
             law["rank"],
             law.get("drafted"),
             parts={part: own for part, own in columns.items() if part not in ("law", NOTES)},
-            metadata={**self._drafter_metadata[name], **notes},
+            metadata={**self._drafter_metadata[name], ASKED: self.asked(name), **notes},
         )
 
     def notes(self, work: Work, count: int) -> dict[str, dict[str, float]]:
@@ -141,6 +141,14 @@ class Session:
     def request(self) -> dict[str, Any]:
         """All that settles what is recorded of given rollouts, but for the target."""
         return {"kept": asdict(self.kept), "drafters": self._drafter_metadata}
+
+    def asked(self, name: str) -> str:
+        """Digest of all that settles what is recorded of one drafter, given rollouts and target."""
+        return digest(asdict(replace(self.kept, target_top=0)), self._drafter_metadata[name])
+
+    def is_told(self, name: str) -> bool:
+        """Whether that settles the drafter itself: of a block drafter it tells the class, and not the weights."""
+        return isinstance(self.drafters[name], CausalLM | Lookup)
 
     def target_metadata(self) -> dict[str, Any]:
         """What the store keeps of the target."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import polars as pl
 
@@ -60,6 +62,15 @@ def read_vocab(target: Folder) -> dict[int, str]:
     return dict(zip(table["token_id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
 
+def _source(path: Path, files: ExitStack) -> Path | BinaryIO:
+    """The path, or the open file where the path is no UTF-8, which polars cannot take."""
+    try:
+        str(path).encode()
+        return path
+    except UnicodeEncodeError:
+        return files.enter_context(path.open("rb"))
+
+
 def scan_part(folder: Folder, part: str, ids: Sequence[str], first: int, *, whole: bool) -> pl.LazyFrame:
     """Give a part as a lazy frame, of rollouts ``ids``, which stand from number ``first`` on in the store.
 
@@ -79,7 +90,9 @@ def scan_part(folder: Folder, part: str, ids: Sequence[str], first: int, *, whol
     if part not in folder.names:
         check_recorded(folder, part)
     folder.check_before_reading(part, whole=whole)
-    frame = pl.scan_parquet([path for path, _ in folder.files(part)])
+    with ExitStack() as files:  # polars takes a handle of its own on what is open
+        sources: Any = [_source(path, files) for path, _ in folder.files(part)]
+        frame = pl.scan_parquet(sources, glob=False)
     if part != "vocab":
         count = len(ids)
         if folder.partial(part):

@@ -45,7 +45,10 @@ def read_rollouts(target: Folder, first: int, last: int) -> Rollouts:
     ids, prompt_ids, benchmarks, reasons, turns = (table[name].to_pylist() for name in text)
     read = np.split(prompts, np.cumsum(sizes)[:-1]) if ids else []
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Rollouts(ids, prompt_ids, benchmarks, read, tokens, log_p, indptr, reasons, turns)
+    try:
+        return Rollouts(ids, prompt_ids, benchmarks, read, tokens, log_p, indptr, reasons, turns)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def read_part(folder: Folder, name: str, index: Index, first: int, complete: bool) -> dict[str, Array]:

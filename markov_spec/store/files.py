@@ -55,8 +55,9 @@ class GroupFile:
         self._waiting: list[Any] = []
         self._bytes = 0
         text = [field.name for field in schema if field.type == pa.large_string()]
+        self._file = _arrow_file(self._path, "wb")
         self._writer = pq.ParquetWriter(
-            self._path, schema, compression="zstd", use_dictionary=text, write_page_checksum=True
+            self._file, schema, compression="zstd", use_dictionary=text, write_page_checksum=True
         )
 
     def write(self, sizes: Array, encode: Callable[[int, int], Any]) -> None:
@@ -91,7 +92,8 @@ class GroupFile:
 
     def close(self) -> None:
         """Let go of the file, finished or given up."""
-        self._writer.close()
+        with self._file:
+            self._writer.close()
 
 
 def file_hash(path: Path) -> str:
@@ -111,12 +113,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _arrow_file(path: Path, mode: str) -> Any:
+    # As bytes: pyarrow encodes text as UTF-8, which a path need not be.
+    return pa.OSFile(os.fsencode(path), mode)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open a Parquet file; a damaged one is a ValueError that names it."""
     try:
         reading = {"memory_map": False, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
-        with pq.ParquetFile(path, page_checksum_verification=True, **reading) as file:
+        with _arrow_file(path, "rb") as own, pq.ParquetFile(own, page_checksum_verification=True, **reading) as file:
             yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as Parquet, truncated or damaged: {error}") from error

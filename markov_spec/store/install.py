@@ -129,22 +129,43 @@ def whole_folder(path: Path, taken: str | None = None) -> Iterator[Path]:
     Raises
     ------
     ValueError
-        With the text ``taken``, if it is given and something stands at ``path``; without, that is replaced.
+        With the text ``taken``, if it is given and something stands at ``path``; without, that is replaced. If the
+        folder around ``path`` was replaced or removed meanwhile.
     """
     half = _beside(path, "tmp")
-    half.mkdir()
-    try:
-        with _held(half):
-            yield half
-            for folder in (*half.rglob("*/"), half):
-                sync(folder)
-            replaced = _put(half, path, taken)
-    except BaseException:
-        _remove(half)
-        raise
-    sync(path.parent)
+    with _staying(path):
+        half.mkdir()
+        try:
+            with _held(half):
+                yield half
+                for folder in (*half.rglob("*/"), half):
+                    sync(folder)
+                replaced = _put(half, path, taken)
+        except BaseException:
+            _remove(half)
+            raise
+        sync(path.parent)
     if replaced is not None:
         _remove(replaced)
+
+
+@contextmanager
+def _staying(path: Path) -> Iterator[None]:
+    """A file that is missing because the folder around ``path`` went is told as that."""
+    before = path.parent.stat()
+    try:
+        yield
+    except FileNotFoundError as error:
+        if path.parent.exists() and os.path.samestat(before, path.parent.stat()):
+            raise
+        raise ValueError(f"{path}: not written, since {path.parent} was replaced or removed meanwhile") from error
+
+
+def discard(folder: Path, place: Path) -> None:
+    """Remove a folder beside ``place`` in one step: what a kill leaves of it is a leftover of ``place``."""
+    gone = _beside(place, "tmp")
+    folder.rename(gone)
+    _remove(gone)
 
 
 def _put(half: Path, path: Path, taken: str | None) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from markov_spec.arrays import Array, Drafts, RequestError, Rollouts, as_float, check_indptr, locate
+from markov_spec.arrays.recorded import half_float
 from markov_spec.store.encode import DrafterFiles, TargetFiles, write_vocab
 from markov_spec.store.files import check_text
 from markov_spec.store.install import whole_folder
@@ -151,6 +152,8 @@ class StoreWriter:
             check_text(rollouts.ids, "rollout id")
             parts = parts or {}
             self._target.add(rollouts, parts)
+            if (half := half_float(log_p)) is not None:
+                self._metadata.setdefault("dtype", half)
             self._fingerprint.add(rollouts)
             self._note(rollouts.tokens, *rollouts.prompt_tokens, parts.get("lists", {}).get("ids", ()))
             self._ids += rollouts.ids

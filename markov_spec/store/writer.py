@@ -57,7 +57,8 @@ def write_store(
         Rollout ``i`` owns the positions ``indptr[i]:indptr[i+1]``.
     log_p : array of float, (N,)
         Log-probability (nats) of each generated token under the distribution the target decodes with. Floats are
-        stored as float32; float64 is rounded.
+        stored as float32; float64 is rounded; bfloat16 and float16 are noted as the metadata's ``dtype``, unless that
+        is given.
     drafters : mapping of str to Drafts, optional
         By the name each of them carries; aligned by id as in ``add_drafter``.
     metadata : mapping, optional

@@ -33,7 +33,7 @@ def test_case_07_usage_counter_against_closed_form(tmp_path: Path) -> None:
     six = {"tokens": [1, 2, 3, 4, 5, 6], "log_p": [-1] * 6}
     report = read(tmp_path, [target(), rollout(**six, completion_tokens=8), rollout("b", completion_tokens=2)])
     assert report.store.rollouts().indptr.tolist() == [0, 6, 8] and report.tokens == 8
-    what = "lines whose completion_tokens is not their number of tokens, which counts"
+    what = "line whose completion_tokens is not the number of tokens, which counts"
     assert report.notes == (f"{tmp_path / 'rollouts.jsonl'}: 1 {what}, the first at line 2",)
 
 
@@ -81,12 +81,12 @@ def test_case_38_sentinels_against_closed_form(tmp_path: Path) -> None:
     log_q = report.store.drafter("d").log_q
     assert log_q.tolist() == [-0.5, -np.inf, -0.5] and log_q.sum() == -np.inf
     file = tmp_path / "drafts-0.jsonl"
-    told = "values of {} in log_q, read as probability 0, the first at line 2"
-    assert report.notes == (f"{file}: 1 {told.format(-9999)}",)
+    told = "of {} in log_q, read as probability 0, the first at line 2"
+    assert report.notes == (f"{file}: 1 value {told.format(-9999)}",)
     lines = [drafter(), {"id": "a", "log_q": [-100, -99.5, -100.0]}]
     report = read(tmp_path, [target(), three], lines, overwrite=True)
     assert report.store.drafter("d").log_q.tolist() == [-np.inf, -99.5, -np.inf]
-    assert report.notes == (f"{file}: 2 {told.format(-100)}",)
+    assert report.notes == (f"{file}: 2 values {told.format(-100)}",)
     declared = [drafter(log_zero=-1e4), {"id": "a", "log_q": [-100, -9999, -1e4]}]
     report = read(tmp_path, [target(), three], declared, overwrite=True)
     assert report.store.drafter("d").log_q.tolist() == [-100, -9999, -np.inf] and report.notes == ()
@@ -116,8 +116,8 @@ def test_case_39_nan_line_against_closed_form(tmp_path: Path) -> None:
     report = read(tmp_path, lines, drafts, mode="lenient")
     assert report.store.rollouts().ids == tuple(f"r{i}" for i in range(201) if i != 100)
     assert [(f.line, f.field) for f in report.errors] == [(102, "log_p")]
-    assert report.rollouts == 200 and report.left_out == ()
-    what = f"1 lines of rollouts that were not read from {tmp_path / 'rollouts.jsonl'}, the first at line 102"
+    assert report.rollouts == 200 and report.left_out == ("r100",)
+    what = f"1 line of a rollout that was not read from {tmp_path / 'rollouts.jsonl'}, the first at line 102"
     assert report.notes == (f"{tmp_path / 'drafts-0.jsonl'}: {what}",)
     with pytest.raises(LineError, match=r"line 102: log_p: position 1: found NaN"):
         read(tmp_path, lines, drafts, overwrite=True)
@@ -191,7 +191,7 @@ def test_case_58_text_round_trip_against_closed_form(tmp_path: Path) -> None:
     rollouts = [target(), rollout(tokens=[1, 2])]
     where = fault(tmp_path, rollouts, [drafter(), {"id": "a", "log_q": [-1]}])
     named = f"tokens of rollout 'a' ({tmp_path / 'rollouts.jsonl'}, line 2)"
-    assert where[2:] == ("log_q", f"found 1 values; allowed: 2, one for each of the {named}")
+    assert where[2:] == ("log_q", f"found 1 value; allowed: 2, one for each of the {named}")
     where = fault(tmp_path, rollouts, [drafter(), {"id": "a", "tokens": [3], "log_q": [-1]}])
     assert where[2] == "tokens" and "found 1; allowed: the 2 tokens of" in where[3] and "made from text" in where[3]
     where = fault(tmp_path, rollouts, [drafter(), {"id": "a", "tokens": [1, 3], "log_q": [-1, -1]}])
@@ -359,4 +359,4 @@ def test_import_needs_no_torch_invariant(tmp_path: Path) -> None:
         f"print(ms.import_jsonl({str(path)!r}, [], {str(tmp_path / 's')!r}, progress=False))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert told.stdout == "ImportReport(1 rollout, 2 tokens, drafters: none; 0 errors, 0 notes, 0 left out)\n"
+    assert told.stdout == "ImportReport(1 rollout, 2 tokens, drafters: none; 0 errors, 0 notes, 0 rollouts left out)\n"

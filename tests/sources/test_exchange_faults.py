@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import markov_spec as ms
-from markov_spec.sources.exchange import LineError
+from markov_spec.sources.exchange import Fault, LineError
+from markov_spec.sources.exchange.faults import grouped
 from tests.sources.exchange_files import drafter, read, rollout, target, without, write
 
 BLOCK = drafter(kind="block", columns={"log_q": [2], "drafted": []})
@@ -52,7 +53,7 @@ def fault(folder: Path, *files: Any, **how: Any) -> Any:
         (target(columns={**LISTS, "lists.tail_mass": [2]}), "columns", "lists.tail_mass: found [2]; allowed: []"),
         (target(columns={"divergence.entropy": 1}), "columns", "divergence.entropy: found 1; allowed: a list"),
         (target(columns={"divergence.entropy": [-1]}), "columns", "divergence.entropy: found [-1]; allowed: a list"),
-        (target(rollouts=2), "rollouts", "found 1 lines; allowed: 2, by the first line"),
+        (target(rollouts=2), "rollouts", "found 1 line; allowed: 2, by the first line"),
         (target(rollouts=True), "rollouts", "found true; allowed: an integer"),
         (target(fingerprint="0" * 64), "fingerprint", f"found {'0' * 64}; the rollouts give "),
         ("[1]", None, "found [1]; allowed: one JSON object"),
@@ -63,7 +64,7 @@ def fault(folder: Path, *files: Any, **how: Any) -> Any:
 def test_first_line_of_rollouts_invariant(tmp_path: Path, first: Any, field: str | None, message: str) -> None:
     found = fault(tmp_path, [first or "x", rollout()])
     assert (Path(found.file).name, found.field) == ("rollouts.jsonl", field)
-    assert found.line == (None if "1 lines" in message else 1) and found.message.startswith(message), found
+    assert found.line == (None if "1 line;" in message else 1) and found.message.startswith(message), found
     if found.line is not None and field not in ("vocabulary", "fingerprint"):  # no mode makes sense of it
         assert fault(tmp_path, [first or "x", rollout()], mode="lenient") == found
 
@@ -110,7 +111,7 @@ def test_first_line_of_drafts_invariant(tmp_path: Path, first: Any, field: str, 
         (rollout(prompt_tokens=[11]), "prompt_tokens", "position 0: found 11; allowed: an integer, 0 to 9"),
         (without(rollout(), "log_p"), "log_p", "found nothing; the line has: id, prompt_id, tokens; allowed: log_p or"),
         (rollout(logprobs=[-1, -1]), "log_p", "found log_p and logprobs; allowed: log_p or logprobs, one"),
-        (rollout(log_p=[-0.5]), "log_p", "found 1 values; allowed: 2, one for each of the tokens"),
+        (rollout(log_p=[-0.5]), "log_p", "found 1 value; allowed: 2, one for each of the tokens"),
         (rollout(log_p=[-0.5, -(10**400)]), "log_p", "position 1: found -1000"),
         (rollout(benchmark=None), "benchmark", "found null; allowed: a text that is not empty"),
         (rollout(turn=-1), "turn", "found -1; allowed: an integer, 0 to 2147483647"),
@@ -145,7 +146,7 @@ def test_line_of_rollouts_invariant(tmp_path: Path, line: Any, field: str | None
         (without(CELLS, "log_q"), "log_q", "found nothing; the line has: id"),
         ({**CELLS, "log_q": [-1, -1]}, "log_q", "position 0: found -1; allowed: a list"),
         ({**CELLS, "log_q": [[-1, -2], [-1, -1]]}, "log_q", "position 1: found 2 values; allowed: 1, depths up to 2"),
-        ({**CELLS, "log_q": [[-1], [-1]]}, "log_q", "position 0: found 1 values; allowed: 2, depths up to 2 that do"),
+        ({**CELLS, "log_q": [[-1], [-1]]}, "log_q", "position 0: found 1 value; allowed: 2, depths up to 2 that do"),
         ({**CELLS, "log_q": [[-1, "x"], [-1]]}, "log_q", "position 0, depth 2: found 'x'; allowed: a log-probability"),
         ({**CELLS, "drafted": [1, 3]}, "drafted", "position 1: found 3; allowed: an integer, 0 to 2"),
         ({**CELLS, "rank": [[1, 2], [1]]}, "rank", "found an undeclared column; allowed: those in columns"),
@@ -164,7 +165,7 @@ def test_missing_and_unknown_rollouts_invariant(tmp_path: Path) -> None:
     lines = [drafter(), *({"id": name, "log_q": [-1, -2]} for name in "ca")]
     found = fault(tmp_path, three, lines)
     assert (found.line, found.field) == (None, "id")
-    assert found.message == "found no sound line for 1 rollouts: 'b'; allowed: a line for each rollout"
+    assert found.message == "found no sound line for 1 rollout: 'b'; allowed: a line for each rollout"
     report = read(tmp_path, three, lines, mode="lenient")
     assert report.errors == (found,) and report.left_out == ("b",) and report.store.rollouts().ids == ("a", "c")
     assert report.store.drafter("d").ids == ("a", "c")
@@ -232,3 +233,69 @@ def test_file_that_changes_while_it_is_read_invariant(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="line 3: changed while it was read"):
         ms.import_jsonl(path, [], tmp_path / "store", progress=False)
     assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_byte_order_mark_and_line_ends_against_reference(tmp_path: Path) -> None:
+    plain = read(tmp_path, [target(), rollout()])
+    text = (tmp_path / "rollouts.jsonl").read_bytes()
+    for i, data in enumerate([text, gzip.compress(b"\xef\xbb\xbf" + text), b"\xef\xbb\xbf\r\n" + text]):
+        path = tmp_path / f"r{i}.jsonl{'.gz' * (i == 1)}"
+        path.write_bytes(data)
+        report = ms.import_jsonl(path, [], tmp_path / f"s{i}", progress=False)
+        assert report.store.fingerprint == plain.store.fingerprint
+        assert report.notes == (f"{path}: begins with a byte order mark, which was skipped",) * (i > 0)
+    (tmp_path / "r.jsonl").write_bytes(text.replace(b"\n", b"\n\xef\xbb\xbf", 1))
+    with pytest.raises(LineError, match="line 2: found no JSON"):
+        ms.import_jsonl(tmp_path / "r.jsonl", [], tmp_path / "s", progress=False)
+
+
+def test_last_line_that_is_cut_off_invariant(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", target(), rollout(), rollout("b"))
+    path.write_bytes(path.read_bytes()[:-5])
+    told = "the file ends in this line, without a line end: was it cut off?"
+    with pytest.raises(LineError, match="line 3: found no JSON") as error:
+        ms.import_jsonl(path, [], tmp_path / "s", progress=False)
+    assert error.value.fault.message.endswith(told)
+    report = ms.import_jsonl(path, [], tmp_path / "s", mode="lenient", progress=False)
+    assert (report.rollouts, report.left_out) == (1, ("line 3",))
+
+
+def test_the_same_line_twice_is_read_once_against_reference(tmp_path: Path) -> None:
+    lines = [target(), rollout(), rollout("b"), rollout()]
+    drafts = [drafter(), {"id": "b", "log_q": [-1, -2]}, *[{"id": "a", "log_q": [-1, -2]}] * 3]
+    plain = read(tmp_path, lines[:3], drafts[:3])
+    for mode in ("strict", "lenient"):
+        report = read(tmp_path, lines, drafts, mode=mode, overwrite=True)
+        assert report.store.fingerprint == plain.store.fingerprint
+        assert (report.errors, report.left_out) == ((), ())
+        assert report.notes == (
+            f"{tmp_path / 'rollouts.jsonl'}: 1 line equal to an earlier one, read once, the first at line 4",
+            f"{tmp_path / 'drafts-0.jsonl'}: 2 lines equal to an earlier one, read once, the first at line 4",
+        )
+    lines[3] = rollout(turn=0)  # says the same in other bytes: which is meant is for the user to say
+    (tmp_path / "other").mkdir()
+    assert fault(tmp_path / "other", lines).field == "id"
+
+
+def test_rollouts_left_out_are_counted_whoever_is_at_fault_against_closed_form(tmp_path: Path) -> None:
+    bad = rollout("c", log_p=[-0.5, 1])
+    lines: list[Any] = [target(), rollout(), rollout("b"), bad, "{", without(rollout(), "id"), rollout("b", turn=1)]
+    lines += [rollout("d"), rollout("e")]
+    drafts = [drafter(), *({"id": name, "log_q": [-1, -2]} for name in "abcd"), {"id": "e", "log_q": [-1, 2]}]
+    report = read(tmp_path, lines, drafts, mode="lenient")
+    assert report.left_out == ("b", "c", "line 5", "line 6", "e")
+    assert report.store.rollouts().ids == ("a", "d")
+    assert repr(report).endswith("5 errors, 2 notes, 5 rollouts left out)")
+    assert len(report.errors) == 5
+    report = read(
+        tmp_path, [target(), rollout(log_p=[1, 1]), rollout()], mode="lenient", duplicates="last", overwrite=1
+    )
+    assert report.left_out == () and report.rollouts == 1
+
+
+def test_like_faults_are_told_once_against_closed_form() -> None:
+    faults = [
+        Fault("r", i, "log_p", f"position {i}: found {v}; allowed: x") for i, v in enumerate(["NaN", "-1e-5", "'a'"])
+    ]
+    other = [Fault("r", 9, "log_p", "found 2 values; allowed: 3"), Fault("s", 9, "log_p", faults[0].message)]
+    assert grouped([*faults, *other]) == [f"{faults[0]} (and 2 like it, the last at line 2)", *map(str, other)]

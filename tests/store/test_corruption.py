@@ -129,6 +129,8 @@ def _bytes(*values: bytes) -> pa.Array:
         (_column("rollout_id", _bytes(b"a", b"b\xff", b"c", b"d")), "truncated or damaged: .*UTF8"),
         (_column("benchmark", _bytes(b"a", b"b\xff", b"c", b"d")), "truncated or damaged: .*UTF8"),
         (_column("log_p", pa.array([[0.1] * n for n in (3, 1, 0, 5)], pa.large_list(pa.float32()))), "found 0.1"),
+        (_column("turn", pa.array([0, None, 0, 0], pa.int32())), "/s: rollouts: turns: entry 1: found None; allowed"),
+        (_column("prompt_id", pa.array(["p", None, "p", "q"], pa.large_string())), "/s: rollouts: prompt ids: entry 1"),
         (lambda table: pa.table({"text": ["hello"] * 4, "label": [1, 2, 3, 4]}), "found schema text: string"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def test_case_102_lists_have_64_bit_offsets_against_closed_form(tmp_path: Path) 
         for field in list(schema)[1:]:
             integer = field.name in ("ids", "rank", "draft_rank", "drafted")
             assert field.type == pa.large_list(pa.int32() if integer else pa.float32())
+
+
+def test_store_at_a_path_that_is_no_utf_8_against_reference(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff\xfe")
+    build(path, drafters={})
+    store = ms.add_drafter(path, arguments()["drafters"]["block"])
+    build(tmp_path / "s", drafters={})
+    other = ms.add_drafter(tmp_path / "s", arguments()["drafters"]["block"])
+    for name, part in (("block", "law"), ("block", "lists")):
+        own, wanted = store.drafter_part(name, part), other.drafter_part(name, part)
+        assert all(same_bits(own[column], wanted[column]) for column in wanted)
+    assert same_bits(store.rollouts().log_p, other.rollouts().log_p) and store.vocab() == other.vocab()
+    assert ms.open_store(path, verify=True).drafters == ("block",)
+    assert troubles(path) == []
+    frame = store.scan("law", drafter="block")
+    for _ in range(2):
+        assert frame.collect().equals(other.scan("law", drafter="block").collect())
+    assert store.batch(1, 4).scan().collect().equals(other.batch(1, 4).scan().collect())
 
 
 def test_case_102_offsets_past_two_to_the_31_against_closed_form() -> None:

@@ -93,6 +93,14 @@ def test_scan_of_what_is_not_there_is_refused_invariant(
         build(tmp_path / "s").scan(part, drafter=drafter)
 
 
+def test_scan_at_a_path_that_is_a_pattern_too_against_reference(tmp_path: Path) -> None:
+    for i, name in enumerate(("run1", "run[1]", "run", "run*", "ru?")):
+        build(tmp_path / name, rollout_ids=[f"{i}{own}" for own in IDS], drafters={})
+    for i, name in enumerate(("run1", "run[1]", "run", "run*", "ru?")):
+        store = ms.open_store(tmp_path / name)
+        assert store.scan().collect()["rollout_id"].to_list() == [f"{i}{own}" for own in IDS] == list(store.index[0])
+
+
 def _refused(path: Path) -> str:
     try:
         ms.open_store(path).scan()

@@ -200,7 +200,9 @@ def test_drafter_killed_between_the_renames_is_an_error_invariant(
     store = build(tmp_path / "s")
     before = _tree(store.path / "drafters" / "auto")
     _killed(install.Path, "rename", 3, lambda: _replace_auto(store.path))
-    with pytest.raises(ValueError, match=r"drafters/auto: no .* left the old one at .*/\.auto\.old-\d+-") as caught:
+    with pytest.raises(
+        ValueError, match=r"drafters/auto: does not exist; .* left the old one at .*/\.auto\.old-\d+-"
+    ) as caught:
         ms.open_store(store.path)
     old = Path(str(caught.value).rsplit(" at ", 1)[1])
     assert _tree(old) == before
@@ -310,6 +312,38 @@ def test_drafter_of_a_store_replaced_meanwhile_is_not_added_invariant(
     with pytest.raises(ValueError, match="the store was replaced since it was opened; open it again"):
         ms.add_drafter(store.path, ms.Drafts("new", "autoregressive", "match", np.zeros(N)))
     assert ms.open_store(store.path).drafters == ("auto", "block") and troubles(store.path) == []
+
+
+@pytest.mark.parametrize("at", ["write_manifest", "GroupFile", "open_store"])
+def test_drafter_whose_folder_goes_with_the_store_says_so_invariant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Replaced by a store that is the same to the bit, whose manifest tells nothing."""
+    store = build(tmp_path / "s")
+    module = {"write_manifest": encode, "GroupFile": encode, "open_store": install}[at]
+    name = {"open_store": "_put"}.get(at, at)
+    call = getattr(module, name)
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        build(tmp_path / "s", overwrite=True)
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, late)
+    with pytest.raises(ValueError, match=r"drafters/new: not written, since .*drafters was replaced or removed"):
+        ms.add_drafter(store.path, ms.Drafts("new", "autoregressive", "match", np.zeros(N)))
+    assert ms.open_store(store.path).drafters == ("auto", "block") and troubles(store.path) == []
+
+
+def test_missing_file_of_a_callers_own_is_told_as_it_is_invariant(tmp_path: Path) -> None:
+    def batches() -> Any:
+        yield ms.Drafts("new", "autoregressive", "match", np.zeros(4), indptr=[0, 3, 4])
+        raise FileNotFoundError("theirs")
+
+    store = build(tmp_path / "s")
+    with pytest.raises(FileNotFoundError, match="theirs"):
+        ms.add_drafter(store.path, batches())
+    assert troubles(store.path) == []
 
 
 def test_existing_path_is_refused_invariant(tmp_path: Path) -> None:

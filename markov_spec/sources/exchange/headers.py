@@ -10,6 +10,7 @@ from markov_spec.acceptance import RULES
 from markov_spec.arrays import ABSENT, Kind
 from markov_spec.sources.exchange.faults import Log, shown
 from markov_spec.sources.exchange.lines import Line
+from markov_spec.sources.exchange.settings import check_sampling
 from markov_spec.store import check_name
 from markov_spec.store.metadata import checked_metadata, drawn_as_recorded
 from markov_spec.store.schema import DRAFTER_PARTS, TARGET_PARTS, Column, Part
@@ -78,7 +79,7 @@ def read_rollouts_header(line: Line, log: Log) -> Header:
         If it is none, or a value is not allowed.
     """
     _check_form(line, ROLLOUTS_FILE, _ROLLOUTS, log)
-    facts = _metadata(line, (*TARGET_FACTS, *SHARED_FACTS))
+    facts = _metadata(line, (*TARGET_FACTS, *SHARED_FACTS), log)
     columns = _columns(line, TARGET_PARTS, {}, None)
     zero, rollouts = _zero(line), line.integer("rollouts", 0, _INTEGER)
     header = Header(line, facts, columns, zero, _mark(line, "fingerprint"), rollouts)
@@ -89,7 +90,7 @@ def read_rollouts_header(line: Line, log: Log) -> Header:
             "ratio of probabilities are refused; allowed: 'processed'"
         )
     elif "sampling" not in facts:
-        log.note(f"{line.file}: sampling is null; it is taken as temperature 1 without filters")
+        _note_unknown(facts, "log_p", line, log)
     return header
 
 
@@ -109,7 +110,7 @@ def read_drafts_header(line: Line, name: str | None, target: Header, log: Log) -
         raise line.error("name", str(error)) from None
     kind = _one_of(line, "kind", get_args(Kind))
     rule = _one_of(line, "rule", tuple(RULES))
-    facts = _metadata(line, SHARED_FACTS)
+    facts = _metadata(line, SHARED_FACTS, log)
     if rule != "match" and not acceptance_known(facts, {**target.metadata, **facts}):
         raise line.error(
             "logprob_space",
@@ -119,6 +120,8 @@ def read_drafts_header(line: Line, name: str | None, target: Header, log: Log) -
         )
     if facts.get("logprob_space") == "processed":
         del facts["logprob_space"]  # a store's log_q are, unless it says otherwise
+    elif rule != "match" and {**target.metadata, **facts}.get("sampling") is None:
+        _note_unknown(facts, "log_q", line, log)
     columns = _columns(line, DRAFTER_PARTS, line.required("columns"), kind)
     if "hit" in columns and rule != "match":
         raise line.error("columns", f"found hit with rule {rule!r}; allowed: log_q, or hit with rule 'match'")
@@ -136,6 +139,18 @@ def read_drafts_header(line: Line, name: str | None, target: Header, log: Log) -
 def acceptance_known(own: Mapping[str, Any], drawn: Mapping[str, Any]) -> bool:
     """Whether the log-probabilities described by ``own`` are those of what is drawn as ``drawn`` says."""
     return drawn_as_recorded(own, drawn.get("sampling"))
+
+
+def _note_unknown(facts: dict[str, Any], field: str, line: Line, log: Log) -> None:
+    """Note that sampling is not known; if the space is not known, either, keep that, which is not to say nothing."""
+    if facts.get("logprob_space") is not None:
+        log.note(f"{line.file}: sampling is null; it is taken as temperature 1 without filters")
+        return
+    facts["logprob_space"] = None
+    log.note(
+        f"{line.file}: logprob_space and sampling are null: figures take {field} as log-probabilities of the "
+        "distributions that tokens are drawn from, and warn that this is not known"
+    )
 
 
 def _check_form(line: Line, form: str, known: Sequence[str], log: Log) -> None:
@@ -156,10 +171,10 @@ def refuse_unknown(line: Line, field: str, known: Sequence[str], log: Log) -> No
     """Raise for a field that is not in the format if strict, else count it."""
     if log.strict:
         raise line.error(field, f"found an unknown field; allowed: {', '.join(known)}")
-    log.tally(line.file, line.number, f"lines with the unknown field {field!r}, which was not read")
+    log.tally(line.file, line.number, "line", f"with the unknown field {field!r}, which was not read")
 
 
-def _metadata(line: Line, flat: Sequence[str]) -> dict[str, Any]:
+def _metadata(line: Line, flat: Sequence[str], log: Log) -> dict[str, Any]:
     own = line.values.get("metadata", {})
     if type(own) is not dict:
         raise line.error("metadata", f"found {shown(own)}; allowed: an object")
@@ -168,10 +183,12 @@ def _metadata(line: Line, flat: Sequence[str]) -> dict[str, Any]:
             raise line.error("metadata", f"found {key!r} in it; allowed: outside, in the line itself")
     given = {key: line.values[key] for key in flat if line.values.get(key) is not None}
     try:
-        return checked_metadata({**given, **own}, "metadata")
+        facts = checked_metadata({**given, **own}, "metadata")
     except ValueError as error:
         field, _, message = str(error).removeprefix("metadata.").partition(": ")
         raise line.error(field, message) from None
+    check_sampling(line, facts.get("sampling") or {}, log)
+    return facts
 
 
 def _columns(line: Line, parts: Mapping[str, Part], default: Any, kind: Kind | None) -> Columns:

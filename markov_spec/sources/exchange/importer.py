@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn
 
 from markov_spec.arrays import RequestError
 from markov_spec.sources.exchange.building import DraftsFile, build
-from markov_spec.sources.exchange.faults import Fault, LineError, Log, Mode
+from markov_spec.sources.exchange.faults import Fault, LineError, Log, Mode, counted
 from markov_spec.sources.exchange.headers import Header, read_drafts_header, read_rollouts_header
 from markov_spec.sources.exchange.lines import Line, Moved, read_lines
 from markov_spec.sources.exchange.names import Duplicates, check_policy, read_named
 from markov_spec.sources.exchange.rows import Generated, read_draft, read_rollout
+from markov_spec.sources.progress import progress_bars
 from markov_spec.store import Store
 
 _SHOWN = 5
@@ -42,7 +42,8 @@ class ImportReport:
     rollouts, tokens : int
         Written to the store.
     left_out : tuple of str
-        Ids of rollouts that were sound and are not in the store, since some drafter has no sound line for them.
+        Ids of the rollouts that are not in the store: their own line is at fault, or some drafter has no sound line
+        for them. ``line N`` stands for one whose id could not be read.
     """
 
     store: Store
@@ -53,15 +54,10 @@ class ImportReport:
     left_out: tuple[str, ...]
 
     def __repr__(self) -> str:
-        counts = (
-            (self.rollouts, "rollout"),
-            (self.tokens, "token"),
-            (len(self.errors), "error"),
-            (len(self.notes), "note"),
-        )
-        rollouts, tokens, errors, notes = (f"{count} {what}{'s' * (count != 1)}" for count, what in counts)
+        rollouts, tokens = counted(self.rollouts, "rollout"), counted(self.tokens, "token")
+        errors, notes = counted(len(self.errors), "error"), counted(len(self.notes), "note")
         names = ", ".join(self.store.drafters) or "none"
-        left = f"{len(self.left_out)} left out"
+        left = f"{counted(len(self.left_out), 'rollout')} left out"
         return f"ImportReport({rollouts}, {tokens}, drafters: {names}; {errors}, {notes}, {left})"
 
 
@@ -91,10 +87,11 @@ def import_jsonl(
     mode : {"strict", "lenient"}
         Strict: the first fault is raised and nothing is written. Lenient: a line that is at fault is left out and
         told, as is a rollout for which some drafter has no sound line, so that all drafters have the same rollouts; an
-        unknown field is not read. A first line at fault is raised, too.
+        unknown field is not read, and an unknown setting of ``sampling`` is kept. A first line at fault is raised, too.
     duplicates : {"error", "first", "last", "suffix"}
-        What becomes of lines of one file with the same id: a fault (and none of them is read), the first or the last
-        is kept, or the later ones are named ``ID#2``, ``ID#3`` in the order of each file.
+        What becomes of lines of one file with the same id: a fault (and none of them is read, unless they are the same
+        to the byte), the first or the last is kept, or the later ones are named ``ID#2``, ``ID#3`` in the order of each
+        file.
     overwrite : bool
         Replace the store that stands at ``out``.
     progress : bool
@@ -128,13 +125,13 @@ def import_jsonl(
     ...     report = ms.import_jsonl(root / "rollouts.jsonl", [root / "small.jsonl"], root / "store", progress=False)
     ...     print(report)
     ...     report.store.drafter("small").log_q
-    ImportReport(1 rollout, 2 tokens, drafters: small; 0 errors, 1 note, 0 left out)
+    ImportReport(1 rollout, 2 tokens, drafters: small; 0 errors, 1 note, 0 rollouts left out)
     array([-inf, -1.5], dtype=float32)
     """
     log, out, source = Log(mode), Path(out), Path(rollouts)
     check_policy(duplicates)
     if out.exists() and not overwrite:
-        raise RequestError(f"{out}: exists; allowed: a new folder, or overwrite=True to replace a store")
+        raise RequestError(f"{out}: exists; allowed: a new folder, or overwrite=True (--overwrite) to replace a store")
     given = [drafts] if isinstance(drafts, str | Path) else drafts
     named = given.items() if isinstance(given, Mapping) else [(None, path) for path in given]
     with _bars(progress) as moved:
@@ -152,7 +149,8 @@ def import_jsonl(
             raise LineError(log.faults[0])
         whole = len(chosen) == len(known) and not log.faulty(str(source))
         store = build(out, header, chosen, drafters, whole=whole, overwrite=overwrite, log=log, moved=moved)
-    left = tuple(name for name in known if name not in chosen)
+    lost = *log.left_out(str(source)), *known
+    left = tuple(name for name in dict.fromkeys(lost) if name not in chosen)
     tokens = sum(rollout.tokens.size for rollout in chosen.values())
     return ImportReport(store, tuple(log.faults), log.notes, len(chosen), tokens, left)
 
@@ -174,7 +172,7 @@ def _scan(
         if name not in known:
             if not log.faulty(target.line.file):
                 raise line.error("id", f"found {name!r}; allowed: an id of {target.line.file}")
-            log.tally(line.file, line.number, f"lines of rollouts that were not read from {target.line.file}")
+            log.tally(line.file, line.number, "line", f"of a rollout that was not read from {target.line.file}")
             return None
         read_draft(line, known[name], header, log)
         return line.number
@@ -194,7 +192,7 @@ def _check_covered(one: DraftsFile, known: Mapping[str, Generated], log: Log) ->
     if not missing:
         return
     names = ", ".join(repr(name) for name in missing[:_SHOWN]) + ", ..." * (len(missing) > _SHOWN)
-    found = f"found no sound line for {len(missing)} rollouts: {names}"
+    found = f"found no sound line for {counted(len(missing), 'rollout')}: {names}"
     if log.faulty(str(one.path)):
         log.note(f"{one.path}: {found}; they were left out")
     else:
@@ -204,8 +202,7 @@ def _check_covered(one: DraftsFile, known: Mapping[str, Generated], log: Log) ->
 @contextmanager
 def _bars(shown: bool) -> Iterator[Callable[[Path], Moved]]:
     """Give what makes a bar for a file, to be told the bytes that were read."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
+    with progress_bars(shown, TextColumn("{task.description}"), BarColumn(), DownloadColumn()) as bars:
 
         def bar(path: Path) -> Moved:
             size = path.stat().st_size

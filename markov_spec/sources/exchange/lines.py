@@ -6,7 +6,9 @@ field; a file whose first line has one has them all.
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markov_spec.sources.exchange.faults import Fault, LineError, Log, shown
+from markov_spec.sources.exchange.faults import Fault, LineError, Log, counted, shown
 
 Moved = Callable[[int], object]
 _SEAL = b'"crc32"'
@@ -34,11 +36,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Line:
-    """One object of a file, and where it stands."""
+    """One object of a file, where it stands, and a digest of its bytes."""
 
     file: str
     number: int
     values: dict[str, Any]
+    digest: bytes
 
     def error(self, field: str, message: str) -> LineError:
         """Make an error of one field."""
@@ -70,13 +73,13 @@ class Line:
 
 
 def read_lines(path: Path, log: Log, moved: Moved = lambda place: None) -> Iterator[Line]:
-    """Give the objects of a file, the header first; ``.gz`` is unpacked, blank lines are skipped.
+    """Give the objects of a file, the header first; ``.gz`` is unpacked, a byte order mark and blank lines are skipped.
 
     Parameters
     ----------
     path : Path
     log : Log
-        Told of lines that are no sound objects, and that the file cannot be read to its end.
+        Told of a byte order mark, of lines that are no sound objects, and that the file cannot be read to its end.
     moved : callable
         Told the bytes of the file that have been read.
 
@@ -105,7 +108,10 @@ def read_lines(path: Path, log: Log, moved: Moved = lambda place: None) -> Itera
             moved(raw.tell())
             if not text:
                 break
-            if text.isspace():
+            if number == 1 and text.startswith(codecs.BOM_UTF8):
+                log.note(f"{path}: begins with a byte order mark, which was skipped")
+                text = text.removeprefix(codecs.BOM_UTF8)
+            if not text.strip():
                 continue
             count += header is not None
             try:
@@ -114,6 +120,7 @@ def read_lines(path: Path, log: Log, moved: Moved = lambda place: None) -> Itera
                 if header is None:
                     raise
                 log.error(error)
+                log.leave_out(str(path), number)
                 continue
             if header is None:
                 header, sealed = line, "crc32" in line.values
@@ -125,9 +132,11 @@ def read_lines(path: Path, log: Log, moved: Moved = lambda place: None) -> Itera
 
 def _line(path: Path, number: int, text: bytes, sealed: bool) -> Line:
     try:
-        line = Line(str(path), number, _parsed(text))
+        values = _parsed(text)
     except ValueError as error:
-        raise LineError(Fault(str(path), number, None, str(error))) from None
+        cut = "" if text.endswith(b"\n") else "; the file ends in this line, without a line end: was it cut off?"
+        raise LineError(Fault(str(path), number, None, f"{error}{cut}")) from None
+    line = Line(str(path), number, values, hashlib.blake2b(text.strip(), digest_size=16).digest())
     _check_checksum(line, text, sealed)
     return line
 
@@ -135,7 +144,9 @@ def _line(path: Path, number: int, text: bytes, sealed: bool) -> Line:
 def _check_count(header: Line, count: int, log: Log) -> None:
     stated = header.values.get("rollouts")
     if type(stated) is int and stated != count:
-        fault = Fault(header.file, None, "rollouts", f"found {count} lines; allowed: {stated}, by the first line")
+        fault = Fault(
+            header.file, None, "rollouts", f"found {counted(count, 'line')}; allowed: {stated}, by the first line"
+        )
         log.error(LineError(fault))
 
 

@@ -29,8 +29,8 @@ def read_named(
     ----------
     lines : iterable of Line
     policy : {"error", "first", "last", "suffix"}
-        What becomes of an id that an earlier line has: a fault, and neither is read; the first or the last one is
-        read; or the later one is known as ``ID#2`` and so on.
+        What becomes of an id that an earlier line has: a fault, and neither is read, unless the lines are the same; the
+        first or the last one is read; or the later one is known as ``ID#2`` and so on.
     log : Log
     read : callable
         Makes what is kept of a line, or None.
@@ -41,14 +41,18 @@ def read_named(
         By id, in the order of the lines.
     """
     kept: dict[str, T] = {}
-    first: dict[str, int] = {}
+    first: dict[str, tuple[int, bytes]] = {}
     times: dict[str, int] = {}
     doubled: set[str] = set()
     for line in lines:
+        name = None
         try:
             name = line.text("id")
+            if name in first and policy == "error" and first[name][1] == line.digest:
+                log.tally(line.file, line.number, "line", "equal to an earlier one, read once")
+                continue
             if name in first and policy != "error":
-                log.tally(line.file, line.number, f"lines with the id of an earlier one (duplicates={policy!r})")
+                log.tally(line.file, line.number, "line", f"with the id of an earlier one (duplicates={policy!r})")
                 if policy == "first":
                     continue
                 if policy == "suffix":
@@ -56,18 +60,20 @@ def read_named(
                     name = f"{name}#{times[name]}"
             if name in first and policy != "last":
                 doubled.add(name)
+                log.leave_out(line.file, first[name][0], name)
                 raise line.error(
                     "id",
-                    f"found {name!r} again, first on line {first[name]}; allowed: each id once, or duplicates='first', "
-                    "'last' or 'suffix'",
+                    f"found {name!r} again, first on line {first[name][0]}; allowed: each id once, or "
+                    "duplicates='first', 'last' or 'suffix' (--duplicates)",
                 )
-            first.setdefault(name, line.number)
+            first.setdefault(name, (line.number, line.digest))
             kept.pop(name, None)
             value = read(name, line)
             if value is not None:
                 kept[name] = value
         except LineError as error:
             log.error(error)
+            log.leave_out(line.file, line.number, name)
     return {name: value for name, value in kept.items() if name not in doubled}
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from markov_spec.arrays import Array
-from markov_spec.sources.exchange.faults import Log
+from markov_spec.sources.exchange.faults import Log, counted
 from markov_spec.sources.exchange.headers import read_rollouts_header
 from markov_spec.sources.exchange.lines import read_lines
 from markov_spec.sources.exchange.names import read_named
@@ -194,7 +194,7 @@ def first_divergence(
         return None if first.size == second.size else Divergence(shared, "end", None)
     position = int(apart[0])
     if position >= spread.size or not spread[position] >= 0:
-        found = spread[position] if position < spread.size else f"{spread.size} gaps"
+        found = spread[position] if position < spread.size else counted(spread.size, "gap")
         raise ValueError(f"gaps: position {position}: found {found}; allowed: a top-2 gap of 0 nats or more")
     gap = float(spread[position])
     return Divergence(position, "tie" if gap <= threshold else "real", gap)
