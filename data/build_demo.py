@@ -4,7 +4,7 @@
 2. ``text``: the target's own answers to training prompts and its hidden states along them, in shards;
 3. ``train``: the ``block`` drafter, trained on that text; its weights go to ``data/block.safetensors``;
 4. ``record``: ``data/demo`` (T = 1) and ``data/demo-greedy`` (T = 0) with the drafters quant5, drop1, drop3, lookup and
-   block.
+   block, whose best-first trees of up to 1024 nodes are ranked by lists that are too long to keep.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from markov_spec import Drafts, Store
+    from markov_spec.sources import BlockDrafter
+    from markov_spec.sources.models import CausalLM
 
 DATA = Path(__file__).parent
 sys.path[:0] = [str(DATA), str(DATA / "prompts")]
 PROMPTS = DATA / "prompts/demo.jsonl"
 TRAINING_PROMPTS, SHARD, HELD_OUT = 2400, 100, 2
 TEXT_SEED, MAX_NEW_TOKENS = 20_000, 96
+LISTED, MOST_NODES = 20, 1024
 
 
 def build_model(folder: Path) -> Path:
@@ -159,9 +168,27 @@ def build_stores(model_path: Path, threads: int) -> None:
                 seed=0,
                 batch_size=32,
                 target_top=32,
-                drafter_top=20,
+                drafter_top=LISTED,
                 divergence=True,
             )
+        keep_ranks(DATA / name, target, drafters["block"])
+
+
+def keep_ranks(path: Path, target: CausalLM, block: BlockDrafter) -> None:
+    """Rank the block drafter's trees by its longest lists, and keep the first tokens of these."""
+    from markov_spec import add_drafter, keep_tree_ranks
+    from markov_spec.sources import record_drafters
+
+    record_drafters(path, target, {"block": block}, drafter_top=MOST_NODES, divergence=True, overwrite=True)
+    store = keep_tree_ranks(path, "block", max_budget=MOST_NODES)
+    add_drafter(path, (_shortened(batch) for batch in store.batches(2000)), overwrite=True)
+
+
+def _shortened(batch: Store) -> Drafts:
+    parts = {name: batch.drafter_part("block", name) for name in batch.drafter_parts("block") if name != "law"}
+    ids, log_q = (parts["lists"][name][..., :LISTED] for name in ("ids", "log_q"))
+    tail = np.clip(1 - np.exp(log_q.astype(np.float64)).sum(axis=-1), 0, 1)
+    return replace(batch.drafter("block"), parts={**parts, "lists": {"ids": ids, "log_q": log_q, "tail_mass": tail}})
 
 
 def main() -> None:

@@ -52,6 +52,22 @@ def test_block_drafter_is_worth_its_depth_invariant():
 
 
 @pytest.mark.parametrize("name", STORES)
+def test_trees_of_any_budget_are_exact_invariant(name):
+    """Kept ranks agree with the recorded lists wherever these are long enough, and are certain everywhere."""
+    store = ms.open_store(DATA / name)
+    curve = ms.budget_curve(store, "block", budgets=[4, 64, 1024])
+    assert (curve["exactness"] == "exact").all() and curve["rounds"].is_sorted(descending=True)
+    part, rollouts = store.drafter_part("block", "lists"), store.rollouts()
+    words = ms.next_tokens(rollouts.tokens, rollouts.indptr, 8)
+    listed = ms.tree_ranks(part["ids"], part["log_q"], words, max_budget=1024)
+    kept = store.drafter_part("block", "tree-rank")
+    assert (kept["exact_to"] == 1024).all()
+    for n in (1, 8, 20, 64, 512):
+        sure = listed.exact_to >= n
+        assert ((kept["rank"] <= n).sum(1) == listed.accepted(n))[sure].all() and (sure.mean() > 0.3 or n > 64)
+
+
+@pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("contender", ["quant5:K=4", "drop3:K=2", "block:K=3", "lookup"])
 def test_expected_rounds_solve_the_linear_system_against_closed_form(name, contender):
     """``V = 1 + P V`` with the transition matrix between starts written out, cell by cell."""

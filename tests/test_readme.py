@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,15 @@ def test_python_examples_run_invariant(code):
     assert run(sys.executable, "-c", code)
 
 
-def test_table_is_what_the_command_prints_invariant():
-    (table,) = [text for kind, text in BLOCKS if kind == ""]
-    told = run(sys.executable, "-m", "markov_spec", "evaluate", "data/demo")
+# Each table, and the command of the block before it.
+SHOWN = [
+    (bash.rpartition("markov-spec ")[2].split(), table) for (_, bash), (kind, table) in pairwise(BLOCKS) if not kind
+]
+
+
+@pytest.mark.parametrize(("words", "table"), SHOWN, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_tables_are_what_commands_print_invariant(words, table):
+    told = run(sys.executable, "-m", "markov_spec", *words)
     assert [line.split() for line in told.splitlines()] == [line.split() for line in table.splitlines()]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from markov_spec.arrays import RequestError
+from markov_spec.cli.interruption import interruptible
 from markov_spec.cli.output import app
 
 Target = Annotated[str, typer.Option(help="[b]hf:PATH[/b], a model folder or GGUF file on disk.")]
@@ -56,6 +58,10 @@ def record_command(
     ] = "temperature,top_k,top_p,min_p",
     draft_temperature: DraftTemperature = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    stop_id: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Token that ends a rollout. May be given often; the model's own by default."),
+    ] = None,
     rollouts_per_prompt: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 16,
@@ -90,29 +96,33 @@ def record_command(
     """
     _need_models()
     from markov_spec.sources import record
+    from markov_spec.sources.recorder import RECORDING
 
-    store = record(
-        target,
-        _specs(drafter),
-        prompts,
-        out,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        order=order.split(","),
-        draft_temperature=draft_temperature,
-        max_new_tokens=max_new_tokens,
-        rollouts_per_prompt=rollouts_per_prompt,
-        seed=seed,
-        batch_size=batch_size,
-        target_top=target_top,
-        drafter_top=drafter_top,
-        divergence=divergence,
-        scalars=scalars,
-        candidates=_numbers(candidates),
-        resume=resume,
-    )
+    specs, beams = _specs(drafter), _numbers(candidates)
+    with interruptible(_kept(out, RECORDING)):
+        store = record(
+            target,
+            specs,
+            prompts,
+            out,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            order=order.split(","),
+            draft_temperature=draft_temperature,
+            max_new_tokens=max_new_tokens,
+            stop_ids=stop_id,
+            rollouts_per_prompt=rollouts_per_prompt,
+            seed=seed,
+            batch_size=batch_size,
+            target_top=target_top,
+            drafter_top=drafter_top,
+            divergence=divergence,
+            scalars=scalars,
+            candidates=beams,
+            resume=resume,
+        )
     typer.echo(f"{out}: {store.rollouts()!r}, drafters: {', '.join(store.drafters) or 'none'}")
 
 
@@ -139,19 +149,22 @@ def record_drafters_command(
     """
     _need_models()
     from markov_spec.sources import record_drafters
+    from markov_spec.sources.rescore import SCORING
 
-    found = record_drafters(
-        store,
-        target,
-        _specs(drafter),
-        draft_temperature=draft_temperature,
-        drafter_top=drafter_top,
-        divergence=divergence,
-        scalars=scalars,
-        candidates=_numbers(candidates),
-        overwrite=overwrite,
-        resume=resume,
-    )
+    specs, beams = _specs(drafter), _numbers(candidates)
+    with interruptible(_kept(store, SCORING)):
+        found = record_drafters(
+            store,
+            target,
+            specs,
+            draft_temperature=draft_temperature,
+            drafter_top=drafter_top,
+            divergence=divergence,
+            scalars=scalars,
+            candidates=beams,
+            overwrite=overwrite,
+            resume=resume,
+        )
     typer.echo(f"{store}: drafters: {', '.join(found.drafters)}")
 
 
@@ -162,6 +175,21 @@ def _need_models() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _kept(out: Path, kind: str) -> Callable[[], str]:
+    """Give what tells the finished work that an interrupted run left beside a store."""
+    from markov_spec.sources.resume import CHUNKS, work_path
+
+    folder = work_path(out, kind)
+
+    def told() -> str:
+        count = len(list(folder.glob(CHUNKS)))
+        if not count:
+            return "no work was finished, and none is kept"
+        return f"{count} chunk{'s' * (count > 1)} of finished work kept in {folder}; --resume goes on with it"
+
+    return told
 
 
 def _specs(given: list[str] | None) -> dict[str, Any]:

@@ -34,24 +34,27 @@ def check_command(
             "--clean", help="Remove what interrupted writes left; move an old folder back that is the only copy."
         ),
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with code 1 on warnings, too.")] = False,
     format: Annotated[Literal["table", "json"], typer.Option(help="How to print.")] = "table",
 ) -> None:
     """Verify hashes, shapes, alignment and values, and test whether the rollouts fit their distribution (z-statistic).
 
     Names likely causes: another temperature, filters, sentinels, repeated
     rollouts, padded drafts, rows that are shifted by one. Ends with code 1 if
-    something is wrong with the data; warnings and notes leave it 0.
+    something is wrong with the data; warnings (but for --strict) and notes
+    leave it 0.
     """
     findings = [*check_integrity(store, clean=clean), *_unknown_rules(store)]
-    errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
+    counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "warning", "note")}
     if format == "json":
-        show(json.dumps({"store": str(store), "findings": [asdict(f) for f in findings]}, indent=2) + "\n")
+        told = {"store": str(store), "counts": counts, "findings": [asdict(finding) for finding in findings]}
+        show(json.dumps(told, indent=2) + "\n")
     else:
         if findings:
             show(findings_table(findings))
-        counts = [f"{n} {kind}{'s' * (n > 1)}" for n, kind in ((errors, "error"), (warnings, "warning")) if n]
-        show(f"{store}: {', '.join(counts) or 'sound'}\n")
-    if errors:
+        faults = [f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in ("error", "warning") if counts[kind]]
+        show(f"{store}: {', '.join(faults) or 'sound'}\n")
+    if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def record(
     order: Sequence[str] = ORDER,
     draft_temperature: float | None = None,
     max_new_tokens: int = 256,
+    stop_ids: Sequence[int] | None = None,
     rollouts_per_prompt: int = 1,
     seed: int = 0,
     batch_size: int = 16,
@@ -83,6 +84,9 @@ def record(
         The drafters' own temperature: what they draw with and are tested with. At 0 their drafts are deterministic, and
         matched, whatever the target does; above 0 they are sampled, and tested by rejection.
     max_new_tokens : int
+    stop_ids : sequence of int, optional
+        Tokens that end a rollout; drafts do not pass them, either. By default those of the target's generation settings
+        and of its tokenizer; none if empty.
     rollouts_per_prompt : int
     seed : int
         Every rollout's draws depend on (seed, prompt, repetition) alone.
@@ -142,12 +146,15 @@ def record(
         "target_top": (target_top, 0),
         "drafter_top": (drafter_top, 0),
     }
+    known = {"sampling": sampling.to_metadata(), "kept": asdict(kept), **{name: n for name, (n, _) in counts.items()}}
     _check_request(out, target, drafters, resume, counts)
+    check_work(out, RECORDING, resume, {} if Path(out).exists() else known)
     if sampling.greedy and rollouts_per_prompt > 1:
         raise RequestError(
             f"rollouts_per_prompt: found {rollouts_per_prompt} at temperature 0, where all are equal; allowed: 1"
         )
-    session = open_session(target, drafters, sampling, drafting, kept)
+    session = open_session(target, drafters, sampling, drafting, kept, stop_ids)
+    _check_stops(stop_ids or (), session.target)
     asked = read_prompts(prompts, session.target.tokenizer)
     session.check_drafters(list(max(asked, key=lambda prompt: len(prompt.tokens)).tokens))
     runs = [_Run(prompt, (seed, i, j)) for i, prompt in enumerate(asked) for j in range(rollouts_per_prompt)]
@@ -271,7 +278,6 @@ def _check_request(
     """Refuse what cannot work before any model is loaded."""
     if Path(out).exists() and not (resume and _asked(out)):
         raise RequestError(f"{out}: already exists; allowed: a new folder")
-    check_work(out, RECORDING, resume)
     for setting, (found, least) in counts.items():
         if not isinstance(found, int) or found < least:
             raise RequestError(f"{setting}: found {found}; allowed: {least} or more")
@@ -282,3 +288,9 @@ def _check_request(
     parent.mkdir(parents=True, exist_ok=True)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RequestError(f"{out}: {parent} cannot be written")
+
+
+def _check_stops(stop_ids: Sequence[int], target: CausalLM) -> None:
+    for token in stop_ids:
+        if not 0 <= token < target.vocab_size:
+            raise RequestError(f"stop_ids: found {token}; allowed: token ids 0 to {target.vocab_size - 1}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from markov_spec.arrays import RequestError
@@ -45,6 +46,8 @@ def record_drafters(
 ) -> Store:
     """Score new drafters on the rollouts of a store, which are not generated again.
 
+    What ends a rollout is as the store says.
+
     Parameters
     ----------
     store : path
@@ -85,11 +88,11 @@ def record_drafters(
     check_drafters(drafters)
     if not drafters:
         raise RequestError("drafters: found none; allowed: one or more")
-    check_work(store, SCORING, resume)
+    check_work(store, SCORING, resume, {"store": old.fingerprint, "kept": asdict(kept)})
     facts = {} if overwrite else old.facts()["drafters"]
     taken = {name: facts[name].get(ASKED) for name in drafters if name in facts}
     _check_free(store, [name for name, asked in taken.items() if not (resume and asked)])
-    session = open_session(target, drafters, sampling, drafting, kept)
+    session = open_session(target, drafters, sampling, drafting, kept, old.metadata.get("stop_ids"))
     _check_same_target(old, session)
     request = {"store": old.fingerprint, **session.request()}
     left = begun(store, SCORING, request)
@@ -113,7 +116,9 @@ def record_drafters(
 
 def _check_free(store: str | Path, taken: list[str]) -> None:
     if taken:
-        raise RequestError(f"{store}: drafter {taken[0]!r} exists; allowed: another name, or overwrite=True")
+        raise RequestError(
+            f"{store}: drafter {taken[0]!r} exists; allowed: another name, or overwrite=True (--overwrite)"
+        )
 
 
 def _score_store(session: Session, work: Work, store: Store, progress: bool) -> int:

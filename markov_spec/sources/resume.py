@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,13 @@ def work_path(out: str | Path, kind: str) -> Path:
     return place.with_name(f".{place.name}.{kind}")
 
 
-def check_work(out: str | Path, kind: str, resume: bool) -> None:
-    """Refuse to begin where interrupted work lies.
+def check_work(out: str | Path, kind: str, resume: bool, settings: Mapping[str, Any]) -> None:
+    """Refuse to begin where interrupted work lies, before any model is loaded.
 
     Raises
     ------
     RequestError
-        Unless it is to be resumed.
+        Unless it is to be resumed, and began with these of all settings.
     """
     folder = work_path(out, kind)
     if folder.exists() and not resume:
@@ -94,6 +94,8 @@ def check_work(out: str | Path, kind: str, resume: bool) -> None:
             f"{out}: found interrupted work of {count} chunks in {folder}; allowed: resume=True (--resume) to go on "
             "with it, or without that folder"
         )
+    if (folder / REQUEST).exists():
+        _compare(folder, _told(settings), settings.keys())
 
 
 def begun(out: str | Path, kind: str, request: Mapping[str, Any]) -> bool:
@@ -129,7 +131,7 @@ def work_folder(out: str | Path, kind: str, request: Mapping[str, Any], resume: 
         If they are, and ``resume`` is not set, or they are of another request, naming the settings that differ, or of
         none that is known.
     """
-    check_work(out, kind, resume)
+    check_work(out, kind, resume, {})
     folder = work_path(out, kind)
     folder.mkdir(exist_ok=True)
     if (folder / REQUEST).exists():
@@ -172,13 +174,15 @@ def _read(folder: Path) -> dict[str, Any]:
     return told
 
 
-def _compare(folder: Path, request: Mapping[str, Any]) -> None:
-    old, wanted = _flat(_read(folder)), _flat(request)
+def _compare(folder: Path, request: Mapping[str, Any], names: Collection[str] | None = None) -> None:
+    """Refuse another request than the folder's; only ``names`` of both are looked at, if given."""
+    old = _flat({key: value for key, value in _read(folder).items() if names is None or key in names})
+    wanted = _flat(request)
     for key in sorted(old.keys() | wanted.keys()):
         if old.get(key) != wanted.get(key):
             raise RequestError(
-                f"{folder}: {key}: found {wanted.get(key)!r}; allowed: {old.get(key)!r}, with which this work began, "
-                "or without that folder"
+                f"{key}: found {wanted.get(key)!r}; allowed: {old.get(key)!r}, with which the interrupted work in "
+                f"{folder} began; to begin anew, remove that folder or choose another name"
             )
 
 

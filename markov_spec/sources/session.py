@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -43,6 +43,18 @@ class Rollout:
     prompt: list[int]
     tokens: list[int]
     log_p: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class StoppingAt(CausalLM):
+    """A model whose rollouts end at these tokens alone, whatever its settings and its tokenizer say."""
+
+    stops: tuple[int, ...] = ()
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The token ids that end a rollout."""
+        return self.stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +191,16 @@ class Session:
 
 
 def open_session(
-    target: str | CausalLM, drafters: Mapping[str, str | Drafter], sampling: Sampling, drafting: Sampling, kept: Kept
+    target: str | CausalLM,
+    drafters: Mapping[str, str | Drafter],
+    sampling: Sampling,
+    drafting: Sampling,
+    kept: Kept,
+    stop_ids: Sequence[int] | None,
 ) -> Session:
     """Load what is given as a spec, and refuse drafters whose ids are not the target's.
+
+    Rollouts end at ``stop_ids``, or at the target's own if they are None.
 
     Raises
     ------
@@ -191,6 +210,9 @@ def open_session(
         If a drafter's vocabulary differs from the target's, and neither a map nor a padding was declared.
     """
     model = load_hf(check_spec(target, target=True)[1]) if isinstance(target, str) else target
+    if stop_ids is not None:
+        stops = tuple(sorted(set(stop_ids)))
+        model = StoppingAt(model.name, model.model, model.tokenizer, model.vocabulary, stops)
     chosen = {name: parse_drafter(d, model) if isinstance(d, str) else d for name, d in drafters.items()}
     for name, drafter in chosen.items():
         if isinstance(drafter, Lookup):

@@ -106,7 +106,11 @@ class StoreWriter:
     @contextmanager
     def _adding(self) -> Iterator[None]:
         if self._state != "open":
-            raise RequestError(f"{self.path}: this writer is {self._state}; allowed: adding inside its with block")
+            begun = "has not begun" if self._state == "new" else "has ended"
+            raise RequestError(
+                f"{self.path}: found a writer whose with block {begun}; allowed: adding inside it, "
+                "with ms.StoreWriter(...) as writer: ..."
+            )
         try:
             yield
         except BaseException as error:

@@ -209,11 +209,11 @@ def test_refused_batch_cannot_be_passed_over_invariant(tmp_path: Path) -> None:
 def test_writer_is_used_once_and_inside_its_block_invariant(tmp_path: Path) -> None:
     batch = _rollouts(arguments(), 0, 4)
     writer = ms.StoreWriter(tmp_path / "s")
-    with pytest.raises(ms.RequestError, match="this writer is new; allowed: adding inside its with block"):
+    with pytest.raises(ms.RequestError, match="whose with block has not begun; allowed: adding inside it"):
         writer.add_rollouts(**batch)
     with writer:
         writer.add_rollouts(**batch)
-    with pytest.raises(ms.RequestError, match="this writer is closed"):
+    with pytest.raises(ms.RequestError, match="whose with block has ended"):
         writer.add_rollouts(**batch)
     with pytest.raises(ms.RequestError, match="this writer was used before"), writer:
         pass
