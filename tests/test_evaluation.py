@@ -206,3 +206,24 @@ def test_ranges_of_a_store_change_nothing_invariant(store, monkeypatch):
         assert parts.to_frame().equals(whole.to_frame())
         assert ms.proxies(store, contender).to_frame().equals(seen)
         monkeypatch.undo()
+
+
+def test_log_probabilities_of_which_nothing_is_known_are_warned_of_invariant(tmp_path):
+    plain = np.log([0.5, 0.8])
+    unknown = {"logprob_space": None}
+    cases = [({}, {}, 0), (unknown, {}, 1), (unknown, unknown, 2), ({"logprob_space": "processed"}, unknown, 1)]
+    cases += [({"sampling": {"temperature": 1}}, unknown, 0), (unknown, {"sampling": {"temperature": 0.7}}, 1)]
+    for i, (metadata, own, count) in enumerate(cases):
+        drafters = {
+            "d": ms.Drafts("d", "autoregressive", "rejection", plain, np.ones(2, dtype=int), metadata=own),
+        }
+        store = ms.write_store(
+            tmp_path / str(i), rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6]), indptr=[0, 2],
+            log_p=plain, drafters=drafters, metadata=metadata,
+        )  # fmt: skip
+        found = ms.evaluate(store, "d:K=1")
+        assert len(found.notes) == count and repr(found).count("recorded as not known") == count
+        assert found.results()[0]["warnings"][:count] == list(found.notes)
+        assert ms.evaluate(store, "d:K=1,rule=match").notes == ()
+    with pytest.raises(ms.RequestError, match=r"contender: found none; allowed: a drafter of the store \(d\)"):
+        ms.evaluate(store)

@@ -11,7 +11,7 @@ from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender
 from markov_spec.evaluation.keeping import keep_tree_ranks
-from markov_spec.evaluation.laws import plan, plans
+from markov_spec.evaluation.laws import plan, plans, space_notes
 from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
 from markov_spec.evaluation.promises import tree_calibration
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
@@ -46,7 +46,7 @@ __all__ = [
 
 def evaluate(
     store: Store | str | Path,
-    contender: Contender | str,
+    contender: Contender | str | None = None,
     *,
     first_start: int | None = None,
     convention: str | None = None,
@@ -75,8 +75,8 @@ def evaluate(
     Raises
     ------
     RequestError
-        If the store has no such drafter, its record is shorter than the draft length or lacks what the rule needs,
-        there is no such convention, or it has another first start.
+        If none is named, naming those there are, the store has no such drafter, its record is shorter than the draft
+        length or lacks what the rule needs, there is no such convention, or it has another first start.
     ValueError
         If the store is damaged, or its log-probabilities are not those that tokens were drawn with.
 
@@ -97,6 +97,9 @@ def evaluate(
     1 rollout))
     """
     store = store if isinstance(store, Store) else open_store(store)
+    if contender is None:
+        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
+        raise RequestError(f"contender: found none; allowed: a drafter of the store ({allowed}) or a Contender")
     start = _first_start(first_start, convention)
     if price is not None and not hasattr(price, "of"):
         raise RequestError(
@@ -130,7 +133,7 @@ def evaluate(
         price=solved.get("price"),
         price_variance=solved.get("price_variance"),
         convention=convention,
-        notes=(LEARNED_HERE,) if is_learned(wanted) else (),
+        notes=(*space_notes(store, chosen.contender.drafter, chosen.rule), *((LEARNED_HERE,) * is_learned(wanted))),
         counts=None if convention is None else rollout_counts(solved, start),
     )
 

@@ -247,6 +247,24 @@ def _check_space(store: Store, drafts: Drafts) -> None:
             )
 
 
+def space_notes(store: Store, drafter: str, rule: str) -> tuple[str, ...]:
+    """Warn where the record says that it is not known which distributions its log-probabilities are of.
+
+    A store that says nothing holds what ``write_store`` asks for.
+    """
+    own, target = store.batch(0, 0).drafter(drafter).metadata, store.metadata
+    drawn = target.get("sampling")
+    described = [("the target", target, drawn), (f"drafter {drafter!r}", own, own.get("sampling") or drawn)]
+    if rule in ("match", "none"):
+        return ()
+    return tuple(
+        f"logprob_space and sampling of {whose} are recorded as not known: the figures hold if its log-probabilities "
+        "are those of the distributions that tokens are drawn from"
+        for whose, facts, sampling in described
+        if sampling is None and "logprob_space" in facts and facts["logprob_space"] is None
+    )
+
+
 def _columns(store: Store, contender: Contender, rule: str, settings: Mapping[str, Setting]) -> dict[str, Array]:
     if rule in SCALES and settings["m"] != 1:
         return {"scale": _column(store, contender, "multi", f"{SCALES[rule]}_{settings['m']}")}

@@ -159,7 +159,9 @@ def _check_form(manifest: Any, form: str, path: Path) -> None:
     found = manifest.get("schema_version")
     if not _whole(found) or found != SCHEMA_VERSION:
         raise ValueError(f"{path}: found schema_version {found!r}; allowed: {SCHEMA_VERSION}")
-    if manifest.get("checksum") != _checksum(manifest):
+    if "checksum" not in manifest:
+        raise ValueError(f"{path}: checksum: found nothing; allowed: the SHA-256 of the rest, as data/README.md says")
+    if manifest["checksum"] != _checksum(manifest):
         raise ValueError(f"{path}: its checksum differs from its content: damaged, or edited by hand")
 
 

@@ -134,7 +134,7 @@ def test_other_schema_version_is_refused_invariant(tmp_path: Path) -> None:
         ("[1]", "found format 'list'; allowed: 'markov_spec store'"),
         ("{}", "found format None"),
         ('{"format": "markov_spec drafter"}', "found format 'markov_spec drafter'"),
-        ('{"format": "markov_spec store", "schema_version": 1}', "checksum differs"),
+        ('{"format": "markov_spec store", "schema_version": 1}', "checksum: found nothing; allowed: the SHA-256"),
     ],
 )
 def test_broken_manifest_is_refused_invariant(tmp_path: Path, content: str, message: str) -> None:
