@@ -181,6 +181,10 @@ class RoundLaw:
 
     def survival(self) -> Array:
         """Materialise ``S``, float64 ``(N, K)``, zero past the ends and beyond the draft length."""
+        return np.cumprod(self.conditional(), axis=1)
+
+    def conditional(self) -> Array:
+        """Materialise ``a``, float64 ``(N, K)``, zero past the ends and beyond the draft length."""
         rows, depth = self.accept.shape[0], self.depth
         inside = cells_inside(self.indptr, depth, self.draft_length)
         if self.form == "cells":
@@ -188,7 +192,7 @@ class RoundLaw:
         else:
             at = np.arange(rows)[:, None] + np.arange(depth)
             cells = self.accept.astype(np.float64)[np.minimum(at, max(rows - 1, 0))]
-        return np.cumprod(np.where(inside, cells, 0.0), axis=1)
+        return np.where(inside, cells, 0.0)
 
     def __repr__(self) -> str:
         rollouts = self.indptr.size - 1

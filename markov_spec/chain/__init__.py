@@ -15,6 +15,7 @@ at the end ``T`` where everything is 0. Sums over ``k`` run from 0 to ``min(L[s]
 (M) is the law of total variance, equal to the second moment less ``V^2`` and free of its cancellation.
 """
 
+from markov_spec.chain.attribution import attribute_rounds
 from markov_spec.chain.control import Control, choose, optimal_choice
 from markov_spec.chain.distribution import RoundDistribution, round_distribution
 from markov_spec.chain.moments import Rounds, end_accepted, solve
@@ -24,6 +25,7 @@ __all__ = [
     "Control",
     "RoundDistribution",
     "Rounds",
+    "attribute_rounds",
     "choose",
     "end_accepted",
     "expected_inverse",
