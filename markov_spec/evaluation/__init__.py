@@ -13,6 +13,7 @@ from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_conten
 from markov_spec.evaluation.keeping import keep_tree_ranks
 from markov_spec.evaluation.laws import plan, plans, space_notes
 from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
+from markov_spec.evaluation.lengths import length_curve
 from markov_spec.evaluation.promises import tree_calibration
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
@@ -36,6 +37,7 @@ __all__ = [
     "fit_static_tree",
     "keep_tree_ranks",
     "law_of",
+    "length_curve",
     "optimal_budget",
     "plan",
     "proxies",

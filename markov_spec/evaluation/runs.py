@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,22 +53,30 @@ class Runs:
     def row(self, column: int, chosen: Array, level: float) -> dict[str, Any]:
         """Aggregate one of the ways over chosen rollouts, (R,) of bool; see ``SCHEMA``."""
         prompts = [prompt for prompt, own in zip(self.prompt_ids, chosen, strict=True) if own]
-        tokens, rounds = self.tokens[chosen], self.rounds[chosen, column]
+        rounds = self.rounds[chosen, column]
         count, unsure = int(rounds.sum()), int(self.uncertain[chosen, column].sum())
-        paid: dict[str, float | None] = dict.fromkeys(PRICED)
-        if self.price is not None:
-            own = self.price[chosen, column]
-            per_token = ratio_interval(own, tokens, prompts).ratio
-            speed = ratio_interval(self.price[chosen, 0], own, prompts, level=level)
-            paid = dict(zip(PRICED, (math.fsum(own), per_token, *speed), strict=True))
+        paid = None if self.price is None else (self.price[chosen, column], self.price[chosen, 0])
         return {
             "rounds": count,
             "nodes_per_round": float(self.drafted[chosen, column].sum()) / count if count else None,
-            **dict(zip(LENGTHS, ratio_interval(tokens, rounds, prompts, level=level), strict=True)),
-            **paid,
+            **quotients(self.tokens[chosen], rounds, paid, prompts, level),
             "uncertain_rounds": unsure,
             "exactness": "bound" if unsure else "exact",
         }
+
+
+def quotients(
+    tokens: Array, rounds: Array, paid: tuple[Array, Array] | None, prompts: Sequence[str], level: float
+) -> dict[str, float | None]:
+    """Give ``LENGTHS`` and ``PRICED`` of rollouts, (R,) each; ``paid`` is their price and that of no speculation."""
+    found: dict[str, float | None] = dict(
+        zip(LENGTHS, ratio_interval(tokens, rounds, prompts, level=level), strict=True)
+    )
+    if paid is None:
+        return found | dict.fromkeys(PRICED)
+    own, none = paid
+    per_token, speed = ratio_interval(own, tokens, prompts).ratio, ratio_interval(none, own, prompts, level=level)
+    return found | dict(zip(PRICED, (math.fsum(own), per_token, *speed), strict=True))
 
 
 def gathered(parts: Iterator[tuple[Ranked, TreeRounds]], first_start: int) -> Runs:
