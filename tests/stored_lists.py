@@ -38,6 +38,7 @@ def write(path, given, width=V):
     return ms.write_store(
         path, rollout_ids=list("abcde"), prompt_ids=list("ppqqr"), tokens=tokens, indptr=INDPTR,
         prompt_tokens=[[1] * n for n in PROMPTS], log_p=np.full(N, -1.0), drafters=drafters,
+        metadata={"vocab_size": V},
     )  # fmt: skip
 
 

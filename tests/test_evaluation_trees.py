@@ -1,5 +1,7 @@
 """Contenders that draft trees, on stores: against trees that are built and walked, the chain, and the engine."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from markov_spec.latency import Affine
 from tests import stored_lists
 from tests.stored_lists import INDPTR, LENGTHS, PROMPTS, D, N, decoded, walked, write
 
+DEMO = Path(__file__).parents[1] / "data/demo"
 NAMES = ["best-first", "chain", "eagle2", "all-children", "static", "medusa", "sequoia"]
 
 
@@ -95,12 +98,14 @@ def test_truncated_lists_are_labelled_against_reference(tmp_path, recorded):
     assert labels == {"exact", "bound"}
 
 
-def test_price_of_a_tree_against_closed_form(store):
+def test_price_of_a_tree_against_closed_form(store, recorded):
     price = Affine(10.0, per_depth=1.0, per_draft=0.5, per_context=0.01)
     found = ms.evaluate(store, "block:tree=best-first,budget=3", price=price)
     _, starts = decoded(walked_from_store(store, 3))
     prompts = np.repeat(PROMPTS, LENGTHS) + np.arange(N) - np.repeat(INDPTR[:-1], LENGTHS)
-    expected = [10 + 3 + 1.5 + 0.01 * prompts[s] for s in starts]
+    ids, log_q, *_ = recorded
+    depths = [ms.build_tree(ids[s], log_q[s], budget=3).depths.max() for s in range(N)]
+    expected = [10 + depths[s] + 1.5 + 0.01 * prompts[s] for s in starts]
     assert found.price.sum() == pytest.approx(sum(expected), abs=1e-9)
     assert ms.evaluate(store, "block:tree=best-first,budget=0", price=price).price.sum() == pytest.approx(
         sum(10 + 0.01 * context for context in prompts), abs=1e-9
@@ -140,7 +145,7 @@ def test_fit_on_some_rollouts_against_reference(store, recorded):
     ("contender", "message"),
     [
         ("block:tree=best-first", "a tree needs a budget"),
-        ("block:budget=4", "found tree None; allowed: best-first"),
+        ("block:budget=4", "found a budget without a tree; allowed: tree=best-first"),
         ("block:tree=oak,budget=4", "found tree 'oak'; allowed: best-first"),
         ("block:tree=best-first,budget=4,rule=block", "found rule 'block' with a tree"),
         ("block:tree=best-first,budget=4,beam=3", "found setting 'beam' of this tree; it has none"),
@@ -191,3 +196,28 @@ def test_case_13_rates_by_node_and_by_depth_against_closed_form(tmp_path):
         30,
     )
     assert row["draft_acceptance"] == pytest.approx(20 / 150) and row["depth_acceptance"] == pytest.approx(20 / 30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [1, 4, 9])
+def test_depths_that_a_tree_has_not_are_not_tested_against_simulation(store, recorded, name, budget):
+    found = ms.evaluate(store, f"block:tree={name},budget={budget}")
+    builder = explicit(recorded, name, budget)
+    accepted, _ = walked(recorded, builder, budget)
+    _, starts = decoded(accepted)
+    ends = np.repeat(INDPTR[1:], LENGTHS)
+    tested = np.zeros(D, int)
+    for s in starts:
+        tree = ms.build_tree(recorded[0][s], recorded[1][s], budget=budget, builder=builder)
+        deep = min(int(tree.depths.max(initial=0)), ends[s] - s)
+        tested[: min(deep, accepted[s] + 1)] += 1
+    told = np.pad(found.tested.sum(0), (0, D - found.tested.shape[1]))
+    assert told.tolist() == tested.tolist()
+
+
+def test_a_lookup_as_a_tree_counts_as_itself_against_reference():
+    for convention in (None, "vllm", "deepspec"):
+        tree, own = (
+            ms.evaluate(DEMO, name, convention=convention) for name in ("lookup:tree=chain,budget=10", "lookup")
+        )
+        assert tree.length == own.length and (tree.tested == own.tested).all() and (tree.depths == own.depths).all()

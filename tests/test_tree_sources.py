@@ -1,6 +1,7 @@
 """Trees from kept ranks and from beams, against lists of whole distributions and against every path."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -31,7 +32,8 @@ def test_kept_ranks_against_lists(store, monkeypatch, drop):
     before = [ms.evaluate(store, f"{name},budget={n}", price=PRICE) for n in budgets]
     curve = ms.budget_curve(store, name, budgets=budgets, price=PRICE)
     best = ms.optimal_budget(store, name, budgets=budgets, price=PRICE).frame
-    part = store.drafter_part("block", "lists")
+    larger = [1, 7, 12, 13, 20]
+    beyond, part = ms.budget_curve(store, name, budgets=larger), store.drafter_part("block", "lists")
     monkeypatch.setattr(lists_module, "RANGE_BYTES", 1)
     kept = ms.keep_tree_ranks(store, "block", max_budget=12, drop=drop)
     assert kept.drafter_parts("block") == ("law", "tree-rank") if drop else ("law", "lists", "tree-rank")
@@ -44,15 +46,31 @@ def test_kept_ranks_against_lists(store, monkeypatch, drop):
     names = ["none", "fixed", "per-round oracle", "clairvoyant"]
     assert found.equals(best.filter(pl.col("rule").is_in(names)) if drop else best)
     assert ms.store.check_integrity(kept.path) == []
+    with pytest.raises(ms.RequestError, match="keeps ranks up to 12 nodes"):
+        ms.keep_tree_ranks(kept, "block", max_budget=20)
     if drop:
         with pytest.raises(ms.RequestError, match="need part 'lists'"):
             ms.evaluate(kept, "block:tree=eagle2,budget=3")
-        with pytest.raises(ms.RequestError, match="need part 'lists'"):
+        with pytest.raises(ms.RequestError, match="found a budget of 13; allowed: up to 12"):
             ms.evaluate(kept, f"{name},budget=13")
     else:
         assert all((kept.drafter_part("block", "lists")[k] == part[k])[~np.isnan(part["log_q"])].all() for k in part)
-        assert ms.evaluate(kept, f"{name},budget=13").rounds.sum() > 0
+        assert ms.budget_curve(kept, name, budgets=larger).equals(beyond)
         assert ms.evaluate(kept, f"{name},budget=5,K=2").draft_length == 2
+
+
+def test_kept_ranks_of_longer_lists_stay_in_use_against_reference(tmp_path):
+    """Ranks of whole lists are kept, the lists then cut: budgets up to the kept ones are exact, larger ones go on."""
+    full = ms.keep_tree_ranks(write(tmp_path / "full", stored_lists.recorded()), "block", max_budget=10)
+    part = full.drafter_part("block", "tree-rank")
+    short = write(tmp_path / "short", stored_lists.recorded(), width=2)
+    drafts = short.drafter("block")
+    told = {"tree": "best-first", "max_budget": 10, "depth": stored_lists.D}
+    parts = {"lists": short.drafter_part("block", "lists"), "tree-rank": part}
+    mixed = ms.add_drafter(short.path, replace(drafts, parts=parts, metadata={"tree_rank": told}), overwrite=True)
+    curve, true = (ms.budget_curve(s, "block", budgets=range(30)) for s in (mixed, full))
+    assert curve[:11].equals(true[:11]) and (curve["exactness"][:11] == "exact").all()
+    assert (curve["rounds"][11:] >= true["rounds"][11:]).all() and (curve["uncertain_rounds"][11:] > 0).any()
 
 
 def test_keep_command_against_reference(store, capsys):
@@ -112,6 +130,8 @@ def test_rules_and_kept_ranks_of_beams_against_reference(tmp_path):
         if row["exactness"] == "exact":
             assert row["rounds"] == sum(decoded(tokens, order, row["budget"], 3))
     best = ms.optimal_budget(store, "auto", budgets=[2, 5], price=PRICE)
+    again = ms.keep_tree_ranks(beamed(tmp_path / "again")[0], "auto", max_budget=5)
+    assert ms.optimal_budget(again, "auto", budgets=[2, 5], price=PRICE).frame.equals(best.frame)
     assert "full-scan" in best.frame["rule"].to_list() and best.frame["regret"].min() == 0
     kept = ms.keep_tree_ranks(store, "auto", max_budget=5)
     assert ms.budget_curve(kept, "auto", budgets=[2, 5], price=PRICE).equals(curve)

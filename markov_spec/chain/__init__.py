@@ -18,14 +18,18 @@ at the end ``T`` where everything is 0. Sums over ``k`` run from 0 to ``min(L[s]
 from markov_spec.chain.attribution import attribute_rounds
 from markov_spec.chain.control import Control, choose, optimal_choice
 from markov_spec.chain.distribution import RoundDistribution, round_distribution
+from markov_spec.chain.intervals import Bounds, bound_rounds, bound_rounds_block
 from markov_spec.chain.moments import Rounds, end_accepted, solve
 from markov_spec.chain.ratio import expected_inverse, expected_ratio
 
 __all__ = [
+    "Bounds",
     "Control",
     "RoundDistribution",
     "Rounds",
     "attribute_rounds",
+    "bound_rounds",
+    "bound_rounds_block",
     "choose",
     "end_accepted",
     "expected_inverse",

@@ -48,9 +48,22 @@ def _precedes(one: Array, depth: int, other: Array, target: int) -> bool:
 
 
 @kernel
+def _rank(value: Array, size: Array, path: Array, k: int, w: int) -> int:
+    # How many nodes precede a path of the beams, and itself.
+    count, here = 1, value[k, w]
+    for d in range(size.size):
+        for other in range(size[d]):
+            if (d, other) != (k, w):
+                count += value[d, other] > here or (
+                    value[d, other] == here and _precedes(path[d, other], d + 1, path[k, w], k + 1)
+                )
+    return count
+
+
+@kernel
 def beam_ranks(
     token: Array, parent: Array, log_q: Array, tokens: Array, cap: int, first: int, last: int,
-    rank: Array, sure: Array, nodes: Array,
+    rank: Array, reach: Array, sure: Array, nodes: Array,
 ) -> int:  # fmt: skip
     """Fill ranks in order of value among the beams' paths, and what is certain; the first wrong entry's index, or -1.
 
@@ -69,7 +82,15 @@ def beam_ranks(
         if wrong >= 0:
             return int(s * depths * width + wrong)
         rank[s] = ABSENT
+        reach[s] = ABSENT
         sure[s] = cap
+        for d in range(depths):
+            if d >= known:
+                reach[s, d] = min(reach[s, d - 1] if d else 0, ABSENT - 1) + 1
+            elif size[d]:
+                count = _rank(value, size, path, d, 0)
+                if count <= cap:
+                    reach[s, d] = count
         total, outside = 0, -np.inf
         for d in range(depths):
             total += size[d]
@@ -91,13 +112,7 @@ def beam_ranks(
                 if certain and size[k] == width:
                     sure[s] = min(cap, max(before, width))
                 break
-            at, here, count = found, value[k, found], 1
-            for d in range(depths):
-                for w in range(size[d]):
-                    if (d, w) != (k, found):
-                        count += value[d, w] > here or (
-                            value[d, w] == here and _precedes(path[d, w], d + 1, path[k, found], k + 1)
-                        )
+            at, here, count = found, value[k, found], _rank(value, size, path, k, found)
             if certain and not (here > outside or (count <= width and known == depths)):
                 sure[s] = min(cap, max(count - 1, width if known == depths else 0))
                 certain = False

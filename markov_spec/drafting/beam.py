@@ -71,18 +71,19 @@ def beam_ranks(
         raise ValueError(f"tokens: found shape {nexts.shape}, dtype {nexts.dtype}; allowed: {ids.shape[:2]} integers")
     nexts = np.ascontiguousarray(nexts, np.int32)
     rows = len(ids)
-    rank, sure, nodes = np.empty(nexts.shape, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)
+    rank, reach = np.empty(nexts.shape, np.int32), np.empty(nexts.shape, np.int32)
+    sure, nodes = np.empty(rows, np.int32), np.empty(rows, np.int32)
     bad: list[int] = []
 
     def run(first: int, last: int) -> None:
-        found = _beam.beam_ranks(ids, above, values, nexts, int(max_budget), first, last, rank, sure, nodes)
+        found = _beam.beam_ranks(ids, above, values, nexts, int(max_budget), first, last, rank, reach, sure, nodes)
         if found >= 0:
             bad.append(found)
 
     split_starts(run, rows, threads, values.nbytes)
     if bad:
         raise _wrong(ids, above, values, min(bad))
-    return TreeRanks(rank, max_budget=int(max_budget), exact_to=sure, nodes=nodes)
+    return TreeRanks(rank, max_budget=int(max_budget), exact_to=sure, nodes=nodes, reach=reach)
 
 
 def beam_tree(token: Any, parent: Any, log_q: Any, *, budget: int) -> DraftTree:

@@ -32,4 +32,5 @@ class Chain:
         along = np.logical_and.accumulate(lists.hit == 0, axis=1) & (depths <= budget)
         drafted = np.logical_and.accumulate(~(lists.log_q[..., 0] == -np.inf), axis=1)
         nodes = np.minimum(drafted.sum(axis=1), budget)
-        return TreeRanks(np.where(along, depths, ABSENT), max_budget=budget, nodes=nodes)
+        rank, reach = (np.where(taken, depths, ABSENT) for taken in (along, drafted & (depths <= budget)))
+        return TreeRanks(rank, max_budget=budget, nodes=nodes, reach=reach)

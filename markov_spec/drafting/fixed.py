@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Array, check_integer
+from markov_spec.arrays import ABSENT, Array, check_integer
 from markov_spec.drafting import _numba
 from markov_spec.drafting.inputs import Lists, Path, split_starts
 from markov_spec.drafting.ranks import TreeRanks
@@ -95,7 +95,11 @@ def path_ranks(
 
     split_starts(run, len(hit), threads, rank.nbytes)
     nodes = np.full(len(hit), min(budget, len(paths)))
-    return TreeRanks(rank, max_budget=budget, min_budget=least, exact_to=sure, nodes=nodes)
+    first = np.full(hit.shape[1], ABSENT)
+    for i, path in enumerate(paths[:budget], start=1):
+        first[len(path) - 1] = min(first[len(path) - 1], i)
+    reach = np.broadcast_to(first, hit.shape)
+    return TreeRanks(rank, max_budget=budget, min_budget=least, exact_to=sure, nodes=nodes, reach=reach)
 
 
 def _check_depth(paths: Sequence[Path], depths: int) -> None:

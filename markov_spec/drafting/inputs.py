@@ -106,15 +106,27 @@ class Lists:
         return min(asked, listed)
 
     def fill(self, kernel: Any, *settings: Any, budget: int) -> TreeRanks:
-        """Run a kernel of ``_numba`` over all starts."""
+        """Run a kernel of ``_numba`` over all starts, on the rollouts' tokens and on the first ones of all lists."""
         rows, depths = self.hit.shape
-        rank, sure, nodes = np.empty((rows, depths), np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)
+        rank, reach = np.empty((rows, depths), np.int32), np.empty((rows, depths), np.int32)
+        sure, nodes, aside = (np.empty(rows, np.int32) for _ in range(3))
+        # The path of first places is the best one to every depth.
+        best = np.where(self.log_q[..., 0] > -np.inf, np.int32(0), np.int32(_numba.NEVER))
 
         def run(first: int, last: int) -> None:
+            kernel(self.log_q, best, self.recorded, *settings, budget, first, last, reach, aside, nodes)
             kernel(self.log_q, self.hit, self.recorded, *settings, budget, first, last, rank, sure, nodes)
 
         split_starts(run, rows, self.threads, self.log_q.nbytes)
-        return TreeRanks(rank, max_budget=budget, exact_to=sure, nodes=nodes)
+        return TreeRanks(rank, max_budget=budget, exact_to=sure, nodes=nodes, reach=self.onwards(reach))
+
+    def onwards(self, reach: Array) -> Array:
+        """Let a tree go on to depths that are not recorded, as soon as it can."""
+        depths = np.arange(reach.shape[1])
+        for d in np.flatnonzero((self.recorded[:, None] <= depths).any(axis=0)).tolist():
+            before = reach[:, d - 1] if d else np.zeros(len(reach), np.int32)
+            reach[:, d] = np.where(self.recorded <= d, np.minimum(before, ABSENT - 1) + 1, reach[:, d])
+        return reach
 
 
 def split_starts(run: Any, rows: int, threads: int | None, nbytes: int) -> None:

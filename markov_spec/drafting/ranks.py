@@ -30,6 +30,9 @@ class TreeRanks:
         of a tree of the listed tokens alone: the rank of a listed prefix is at least this one in the drafter's tree.
     nodes : array of int32, (N,), optional
         Nodes of a start's tree of ``max_budget``: fewer than this only if no more exist; absent means ``max_budget``.
+    reach : array of int32, (N, D), optional
+        Nodes taken up to and including the first one of each depth; ``ABSENT`` if there is none up to ``max_budget``.
+        Absent means ``k`` at depth ``k``: trees as deep as their nodes allow.
 
     Raises
     ------
@@ -53,22 +56,18 @@ class TreeRanks:
     min_budget: int = 0
     exact_to: Array | None = None
     nodes: Array | None = None
+    reach: Array | None = None
 
     def __post_init__(self) -> None:
         check_integer(self.min_budget, "min_budget", 0)
         check_integer(self.max_budget, "max_budget", self.min_budget)
-        rank = np.asarray(self.rank)
-        if rank.ndim != 2 or rank.dtype.kind not in "iu":
-            raise ValueError(f"rank: found shape {rank.shape}, dtype {rank.dtype}; allowed: (N, D) integers")
-        bad = (rank < 1) | (rank > ABSENT)
-        bad[:, 1:] |= (rank[:, 1:] <= rank[:, :-1]) & (rank[:, 1:] < ABSENT)
-        if bad.any():
-            s, d = divmod(int(np.argmax(bad)), rank.shape[1])
-            least = min(int(rank[s, d - 1]) + 1, ABSENT) if d else 1
-            raise ValueError(
-                f"rank: start {s}, depth {d + 1}: found {rank[s, d]}; allowed: {least} to {ABSENT}, the last for none"
-            )
-        object.__setattr__(self, "rank", np.ascontiguousarray(rank, dtype=np.int32))
+        rank = _rising(self.rank, "rank")
+        object.__setattr__(self, "rank", rank)
+        own = np.broadcast_to(np.arange(1, rank.shape[1] + 1), rank.shape) if self.reach is None else self.reach
+        reach = _rising(own, "reach")
+        if reach.shape != rank.shape:
+            raise ValueError(f"reach: found shape {reach.shape}; allowed: {rank.shape}, that of rank")
+        object.__setattr__(self, "reach", reach)
         for name in ("exact_to", "nodes"):
             object.__setattr__(self, name, self._counts(name, len(rank)))
 
@@ -103,6 +102,11 @@ class TreeRanks:
         count: Array = np.minimum(_budgets(self, budget), np.asarray(self.nodes)).astype(np.int32)
         return count
 
+    def depths(self, budget: Any) -> Array:
+        """Give the depth of the deepest node of a tree of ``budget`` nodes, int32 (N,); errors as `accepted`."""
+        deepest: Array = (np.asarray(self.reach) <= _budgets(self, budget)[:, None]).sum(axis=1).astype(np.int32)
+        return deepest
+
     def __repr__(self) -> str:
         rows, depths = self.rank.shape
         certain = int(np.min(np.asarray(self.exact_to), initial=self.max_budget))
@@ -110,6 +114,21 @@ class TreeRanks:
             f"TreeRanks({rows} start{'s' * (rows != 1)}, {depths} depth{'s' * (depths != 1)}, "
             f"budgets {self.min_budget} to {self.max_budget}, certain to {certain})"
         )
+
+
+def _rising(given: Any, name: str) -> Array:
+    values = np.asarray(given)
+    if values.ndim != 2 or values.dtype.kind not in "iu":
+        raise ValueError(f"{name}: found shape {values.shape}, dtype {values.dtype}; allowed: (N, D) integers")
+    bad = (values < 1) | (values > ABSENT)
+    bad[:, 1:] |= (values[:, 1:] <= values[:, :-1]) & (values[:, 1:] < ABSENT)
+    if bad.any():
+        s, d = divmod(int(np.argmax(bad)), values.shape[1])
+        least = min(int(values[s, d - 1]) + 1, ABSENT) if d else 1
+        raise ValueError(
+            f"{name}: start {s}, depth {d + 1}: found {values[s, d]}; allowed: {least} to {ABSENT}, the last for none"
+        )
+    return np.ascontiguousarray(values, dtype=np.int32)
 
 
 def _budgets(ranks: TreeRanks, budget: Any) -> Array:
@@ -141,8 +160,8 @@ def tree_law(ranks: TreeRanks, indptr: Any, *, budget: Any) -> RoundLaw:
     Returns
     -------
     RoundLaw
-        Acceptance 0 or 1 in cells (N, min(budget, D)), for no tree is deeper than its nodes. ``"exact"``; ``"bound"``
-        if the budget is above ``exact_to`` at any start.
+        Acceptance 0 or 1 in cells (N, the deepest tree's depth), each start drafting as deep as its own tree.
+        ``"exact"``; ``"bound"`` if the budget is above ``exact_to`` at any start.
 
     Raises
     ------
@@ -169,11 +188,8 @@ def tree_law(ranks: TreeRanks, indptr: Any, *, budget: Any) -> RoundLaw:
     [3.0, 3.0, 1.0]
     """
     offsets, most = check_indptr(indptr, len(ranks.rank)), _budgets(ranks, budget)
-    depths = ranks.rank.shape[1]
-    length: int | Array = np.minimum(most, depths)
-    accept = (ranks.rank <= most[:, None]).astype(np.float32)
-    if np.ndim(budget) == 0:
-        length = min(int(budget), depths)
-        accept = accept[:, :length]
+    length = ranks.depths(budget)
+    deepest = int(length.max(initial=0))
+    accept = (ranks.rank[:, :deepest] <= most[:, None]).astype(np.float32)
     certain = bool((most <= np.asarray(ranks.exact_to)).all())
-    return RoundLaw(accept, offsets, length, "exact" if certain else "bound")
+    return RoundLaw(accept, offsets, deepest if (length == deepest).all() else length, "exact" if certain else "bound")

@@ -9,7 +9,7 @@ import numpy as np
 from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
-from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender
+from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender, check_price
 from markov_spec.evaluation.keeping import keep_tree_ranks
 from markov_spec.evaluation.laws import plan, plans, space_notes
 from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
@@ -18,23 +18,26 @@ from markov_spec.evaluation.promises import tree_calibration
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
-from markov_spec.evaluation.trees import draft_tree, tree_plans, whole_tree_plan
+from markov_spec.evaluation.trees import accepted_at, draft_tree, tree_plans, whole_tree_plan
 from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
 
 __all__ = [
+    "LEARNED_HERE",
     "RULE_SETTINGS",
     "BudgetOptimum",
     "Clairvoyant",
     "Contender",
     "Evaluation",
     "Proxies",
+    "accepted_at",
     "budget_curve",
     "clairvoyant",
     "draft_tree",
     "evaluate",
     "fit_static_tree",
+    "is_learned",
     "keep_tree_ranks",
     "law_of",
     "length_curve",
@@ -103,11 +106,7 @@ def evaluate(
         allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
         raise RequestError(f"contender: found none; allowed: a drafter of the store ({allowed}) or a Contender")
     start = _first_start(first_start, convention)
-    if price is not None and not hasattr(price, "of"):
-        raise RequestError(
-            f"price: found {price!r}; allowed: latency.Affine, Table, Roofline, read_price(FILE), or what has their "
-            "method of"
-        )
+    check_price(price)
     wanted, ranges = as_contender(contender), []
     for chosen in plans(store, wanted) if wanted.tree is None else tree_plans(store, wanted):
         ranges.append(solve_range(chosen, first_start=start, convention=convention, price=price))

@@ -15,20 +15,21 @@ from markov_spec.arrays import Array, RequestError, check_integer
 from markov_spec.drafting import (
     BUDGET_RULES,
     BestFirst,
+    Chain,
     Sequoia,
-    TreeRanks,
     TreeRounds,
     clairvoyant_budgets,
     tree_rounds,
 )
-from markov_spec.evaluation.contender import Contender, as_contender
+from markov_spec.evaluation.contender import Contender, as_contender, check_price
 from markov_spec.evaluation.learned import LEARNED_HERE, is_learned, settled
 from markov_spec.evaluation.lists import check_rollouts, held_out
 from markov_spec.evaluation.ranked import Ranked, expected, ranked
-from markov_spec.evaluation.runs import SCHEMA, Runs, fixed_budgets, gathered, tree_prices
+from markov_spec.evaluation.runs import SCHEMA, Runs, fixed_budgets, gathered
 from markov_spec.latency import Price
 from markov_spec.store import Store, open_store
 
+MOST_FOR_RULES = 8192
 NONE, FIXED, ORACLE, CLAIRVOYANT = "none", "fixed", "per-round oracle", "clairvoyant"
 CHOSEN_HERE = "the fixed budget was chosen on the rollouts that it is quoted on; holdout=0.5 chooses it on others"
 
@@ -93,7 +94,7 @@ def budget_curve(
     >>> curve.select("budget", "rounds", "pooled_length", "expected_price", "speedup").rows()
     [(0, 3, 1.0, 30.0, 1.0), (1, 2, 1.5, 24.0, 1.25), (2, 2, 1.5, 28.0, 1.0714285714285714)]
     """
-    opened, wanted, sizes = _asked(store, contender, budgets)
+    opened, wanted, sizes = _asked(store, contender, budgets, price, level)
     chosen = check_rollouts(opened, rollouts)
     made = settled(opened, wanted, sizes[-1], chosen)
     runs = gathered(fixed_budgets(opened, made, sizes, price, first_start), first_start)
@@ -114,12 +115,15 @@ class BudgetOptimum:
         A row for each rule, of training and of held-out rollouts: see ``optimal_budget``.
     notes : tuple of str
         What the figures do not say by themselves.
+    held_out : tuple of str
+        Prompts that chose and trained nothing.
     """
 
     contender: str
     budget: int
     frame: pl.DataFrame
     notes: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
 
     def to_frame(self) -> pl.DataFrame:
         """Give ``frame``."""
@@ -171,8 +175,9 @@ def optimal_budget(
         Rules: ``none``, no speculation; ``fixed``, the best budget (of equal ones the smallest); those of
         ``drafting.BUDGET_RULES``, which read the drafter's own probabilities, of ``best-first`` and ``chain`` trees,
         ``marginal`` with the tokens per unit that the best fixed budget attains; ``per-round oracle``, the most tokens
-        per unit in each round by itself; ``clairvoyant``, the least price of all choices by start. ``regret`` is the
-        price over the clairvoyant's, less 1. ``sequoia``, whose trees are not nested, has the first two.
+        committed per unit in each round by itself; ``clairvoyant``, the least price of all choices by start. ``regret``
+        is the price over the clairvoyant's, less 1. ``sequoia``, whose trees are not nested, has the first two. For one
+        request ``prefix`` is ``first-drop`` but where throughput stays equal.
 
     Raises
     ------
@@ -193,7 +198,9 @@ def optimal_budget(
     >>> best.budget
     4
     """
-    opened, wanted, sizes = _asked(store, contender, budgets)
+    opened, wanted, sizes = _asked(store, contender, budgets, price, level)
+    if price is None:
+        raise RequestError("price: found None; allowed: latency.Table, read_price(FILE), or what has their method of")
     train = ~held_out(opened, holdout, seed)
     made = settled(opened, wanted, sizes[-1], train)
     fixed = gathered(fixed_budgets(opened, made, sizes, price, first_start), first_start)
@@ -201,21 +208,35 @@ def optimal_budget(
     sums = [math.fsum(column) for column in paid[train].T]
     best = min(range(len(sizes)), key=lambda i: sums[i])
     ways = {NONE: (fixed, 0), FIXED: (fixed, best)}
+    if sizes[-1] > MOST_FOR_RULES:
+        raise RequestError(
+            f"budgets: found {sizes[-1]}; allowed: up to {MOST_FOR_RULES}, as rules look at all up to it"
+        )
     if not isinstance(made.tree, Sequoia):
         lam = float(fixed.tokens[train].sum()) / sums[best] if sums[best] > 0 else 0.0
         names, ruled = _ruled(opened, made, sizes[-1], price, lam, first_start)
         ways |= {name: (ruled, i) for i, name in enumerate(names) if name != NONE}
     groups = {"all": train} if train.all() else {"train": train, "held-out": ~train}
     frame = pl.DataFrame(
-        [row for group, chosen in groups.items() for row in _rows(group, chosen, ways, sizes[best], level)],
+        [
+            row
+            if row["rule"] not in (FIXED, "marginal") or not fixed.uncertain[train].any()
+            else {**row, "exactness": "bound"}
+            for group, chosen in groups.items()
+            for row in _rows(group, chosen, ways, sizes[best], level)
+        ],
         schema={"rollouts": pl.String, "rule": pl.String, **SCHEMA, "regret": pl.Float64},
     )
-    return BudgetOptimum(str(wanted), sizes[best], frame, tuple(_notes(frame, wanted)))
+    held = tuple(dict.fromkeys(name for name, own in zip(fixed.prompt_ids, train, strict=True) if not own))
+    return BudgetOptimum(str(wanted), sizes[best], frame, tuple(_notes(frame, wanted)), held)
 
 
 def _asked(
-    store: Store | str | Path, contender: Contender | str, budgets: Iterable[int]
+    store: Store | str | Path, contender: Contender | str, budgets: Iterable[int], price: Any, level: float
 ) -> tuple[Store, Contender, list[int]]:
+    if not isinstance(budgets, Iterable) or not isinstance(level, float) or not 0 < level < 1:
+        raise RequestError(f"budgets, level: found {budgets!r}, {level!r}; allowed: integers, and a number from 0 to 1")
+    check_price(price)
     given, sizes = as_contender(contender), list(budgets)
     if given.budget is not None:
         raise RequestError(f"contender {given}: found budget={given.budget}; allowed: none, as budgets tells them")
@@ -234,7 +255,7 @@ def _ruled(
     def parts() -> Iterator[tuple[Ranked, TreeRounds]]:
         for some in ranked(store, contender, most, cells=8 * (most + 1)):
             nodes = np.minimum(np.arange(most + 1), np.asarray(some.ranks.nodes)[:, None])
-            prices = tree_prices(price, some, nodes)
+            prices = price.of(_counts_to(some.ranks.reach, most), nodes, some.contexts[:, None])
             ways = _choices(some, contender.tree, most, prices, lam, first_start)
             names[:] = ways
             chosen, doubted = (np.stack(own, axis=1) for own in zip(*ways.values(), strict=True))
@@ -262,22 +283,25 @@ def _choices(
             budgets = rule(values, prices, **({"lam": lam} if name == "marginal" else {}))
             looked = most if name == "full-scan" else np.minimum(budgets + 1, most)
             found[name] = budgets, sure < looked
-    known = np.asarray(some.ranks.exact_to) < most  # both look at all budgets
-    rate = (1 + _accepted(some.ranks, most)) / np.maximum(prices, np.finfo(float).tiny)
-    found[ORACLE] = np.argmax(rate, axis=1), known
+    unsure = np.asarray(some.ranks.exact_to) < most  # both look at all budgets
+    gained = np.minimum(1 + _counts_to(some.ranks.rank, most), some.left[:, None])
+    rate = gained / np.maximum(prices, np.finfo(float).tiny)
+    found[ORACLE] = np.argmax(rate, axis=1), unsure
     offsets = some.rollouts.indptr
+    later = np.concatenate([[0], np.cumsum(unsure)])  # the choice from a start looks at all later ones
     best = clairvoyant_budgets(some.ranks, offsets, budgets=np.arange(most + 1), prices=prices, first_start=first_start)
-    found[CLAIRVOYANT] = best.choice.astype(np.int64), known
+    reachable = np.repeat(later[offsets[1:]], np.diff(offsets)) - later[:-1]
+    found[CLAIRVOYANT] = best.choice.astype(np.int64), reachable > 0
     return found
 
 
-def _accepted(ranks: TreeRanks, most: int) -> Array:
-    """Accepted drafts by start and budget, (N, most + 1)."""
-    steps = np.zeros((len(ranks.rank), most + 2), np.int32)
-    for column in np.minimum(ranks.rank, most + 1).T:
+def _counts_to(ranks: Any, most: int) -> Array:
+    """How many of each row's ranks are at most 0, 1, ..., ``most``: (N, most + 1)."""
+    steps = np.zeros((len(ranks), most + 2), np.int32)
+    for column in np.minimum(ranks, most + 1).T:
         steps[np.arange(len(steps)), column] += 1
-    accepted: Array = np.cumsum(steps[:, : most + 1], axis=1)
-    return accepted
+    counts: Array = np.cumsum(steps[:, : most + 1], axis=1)
+    return counts
 
 
 def _rows(
@@ -297,6 +321,8 @@ def _notes(frame: pl.DataFrame, contender: Contender) -> Iterator[str]:
         yield CHOSEN_HERE
         if is_learned(contender):
             yield LEARNED_HERE
+    if isinstance(contender.tree, str) and contender.tree in (BestFirst.name, Chain.name) and "full-scan" not in price:
+        yield "rules that read the drafter's probabilities need its lists or beams, which are not there"
     if "first-drop" in price and price["full-scan"] < price["first-drop"]:
         more = price["first-drop"] / price["full-scan"] - 1
         yield f"to stop at the first drop of throughput costs {more:.2%} more than a full scan: the price has stairs"

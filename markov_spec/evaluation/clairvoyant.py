@@ -14,7 +14,7 @@ import polars as pl
 from markov_spec.acceptance import RULES
 from markov_spec.arrays import Array, Exactness, RequestError, RoundLaw
 from markov_spec.chain import choose, optimal_choice, solve
-from markov_spec.evaluation.contender import Contender
+from markov_spec.evaluation.contender import Contender, check_price
 from markov_spec.evaluation.laws import plan
 from markov_spec.evaluation.learned import settled
 from markov_spec.evaluation.trees import whole_tree_plan
@@ -140,6 +140,9 @@ def clairvoyant(
     True
     """
     opened = store if isinstance(store, Store) else open_store(store)
+    check_price(price)
+    if price is None:
+        raise RequestError("price: found None; allowed: latency.Table, read_price(FILE), or what has their method of")
     given = [contenders] if isinstance(contenders, str | Contender) else list(contenders)
     named = [one for text in given for one in (Contender.parse_all(text) if isinstance(text, str) else [text])]
     if not named:

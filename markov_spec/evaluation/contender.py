@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from markov_spec.acceptance import RULES
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import ABSENT, RequestError
@@ -107,15 +109,17 @@ class Contender:
                 raise RequestError(f"contender {self}: found {name}={value!r}; allowed: {allowed}")
 
     def _check_tree(self) -> None:
+        if self.tree is None:
+            raise RequestError(f"contender {self}: found a budget without a tree; allowed: tree={', '.join(BUILDERS)}")
         named = isinstance(self.tree, str)
         if not (self.tree in BUILDERS if named else isinstance(self.tree, Builder)):
-            raise RequestError(f"contender {self}: found tree {self.tree!r}; allowed: {', '.join(BUILDERS)}, a Builder")
+            raise RequestError(f"contender {self}: found tree {self.tree!r}; allowed: {', '.join(BUILDERS)}")
         if self.rule not in (None, "match"):
             raise RequestError(
                 f"contender {self}: found rule {self.rule!r} with a tree; allowed: match, as the target's own tokens "
                 "are followed through it"
             )
-        if self.budget is not None and (not isinstance(self.budget, int) or not 0 <= self.budget < ABSENT):
+        if self.budget is not None and (not isinstance(self.budget, int | np.integer) or not 0 <= self.budget < ABSENT):
             raise RequestError(f"contender {self}: found budget {self.budget!r}; allowed: 0 to {ABSENT - 1} nodes")
         known = TREE_SETTINGS[self.tree] if isinstance(self.tree, str) else ()
         for name, value in self.settings.items():
@@ -156,6 +160,8 @@ class Contender:
                 options[key] = value
             elif key == "budget" and key not in options and value.isascii() and value.isdigit():
                 options[key] = int(value)
+            elif key == "budget" and key not in options:
+                raise RequestError(f"contender {text!r}: found {item!r}; allowed: a number of nodes, budget=64")
             elif key.isidentifier() and key not in ("K", "rule", "tree", "budget", *settings) and value:
                 settings[key] = _number(value)
             else:
@@ -206,6 +212,15 @@ def as_contender(contender: Contender | str) -> Contender:
     if not isinstance(contender, str | Contender):
         raise RequestError(f"contender: found {contender!r}; allowed: one name, 'block:K=7' or a Contender")
     return contender if isinstance(contender, Contender) else Contender.parse(contender)
+
+
+def check_price(price: Any) -> None:
+    """Refuse what is no price; None is none."""
+    if price is not None and not hasattr(price, "of"):
+        raise RequestError(
+            f"price: found {price!r}; allowed: latency.Affine, Table, Roofline, read_price(FILE), or what has their "
+            "method of"
+        )
 
 
 def _number(text: str) -> Setting:

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import Drafts, check_integer
+from markov_spec.arrays import Drafts, RequestError, check_integer
 from markov_spec.drafting import BestFirst
 from markov_spec.evaluation.contender import Contender
 from markov_spec.evaluation.lists import recorded
-from markov_spec.evaluation.ranked import BEAM, KEPT, RANKS, ranked
+from markov_spec.evaluation.ranked import BEAM, KEPT, RANKS, kept_ranks, ranked
 from markov_spec.store import Store, add_drafter, open_store
 
 
-def keep_tree_ranks(store: Store | str | Path, drafter: str, *, max_budget: int, drop: bool = False) -> Store:
+def keep_tree_ranks(
+    store: Store | str | Path, drafter: str, *, max_budget: int, drop: bool = False, overwrite: bool = False
+) -> Store:
     """Add the part ``tree-rank`` to a drafter: ranks of its best-first trees of all budgets, from its lists or beams.
 
     Parameters
@@ -30,6 +32,8 @@ def keep_tree_ranks(store: Store | str | Path, drafter: str, *, max_budget: int,
     drop : bool
         Whether to leave out the lists or beams from then on. They take ``M`` times as much as the ranks; other trees,
         and rules that read the drafter's probabilities, need them.
+    overwrite : bool
+        Whether ranks that are kept already may be replaced: they may come from longer lists.
 
     Returns
     -------
@@ -39,7 +43,7 @@ def keep_tree_ranks(store: Store | str | Path, drafter: str, *, max_budget: int,
     Raises
     ------
     RequestError
-        If the store has no such drafter, or nothing to rank it by.
+        If the store has no such drafter, nothing to rank it by, or keeps ranks.
     ValueError
         If the store is damaged, or ``max_budget`` is no integer of 1 or more.
 
@@ -61,6 +65,12 @@ def keep_tree_ranks(store: Store | str | Path, drafter: str, *, max_budget: int,
     """
     check_integer(max_budget, "max_budget", 1)
     opened = store if isinstance(store, Store) else open_store(store)
+    most = kept_ranks(opened, Contender(drafter, tree=BestFirst()))
+    if most and not overwrite:
+        raise RequestError(
+            f"{opened.path}: drafter {drafter!r} keeps ranks up to {most} nodes, perhaps of longer lists than "
+            "those that are there now; pass overwrite=True (--overwrite) to replace them"
+        )
     return add_drafter(opened.path, _with_ranks(opened, drafter, int(max_budget), drop), overwrite=True)
 
 
@@ -74,6 +84,7 @@ def _with_ranks(store: Store, name: str, max_budget: int, drop: bool) -> Iterato
         own = store.batch(first, last)
         told = {"tree": BestFirst.name, "max_budget": max_budget, "depth": some.depth}
         ranks: dict[str, Any] = {"rank": some.ranks.rank, "exact_to": some.ranks.exact_to, "nodes": some.ranks.nodes}
+        ranks["reach"] = some.ranks.reach
         drafts = own.drafter(name)
         yield replace(
             drafts,

@@ -12,7 +12,7 @@ import polars as pl
 
 from markov_spec.arrays import Array, RequestError, RoundLaw, check_integer
 from markov_spec.chain import solve
-from markov_spec.evaluation.contender import LONGEST_DRAFT, Contender, as_contender
+from markov_spec.evaluation.contender import LONGEST_DRAFT, Contender, as_contender, check_price
 from markov_spec.evaluation.laws import plans
 from markov_spec.evaluation.runs import LENGTHS, PRICED, quotients
 from markov_spec.latency import Price
@@ -80,6 +80,7 @@ def length_curve(
     opened, given = store if isinstance(store, Store) else open_store(store), as_contender(contender)
     if given.draft_length is not None or given.tree is not None:
         raise RequestError(f"contender {given}: found a draft length or a tree; allowed: neither, as all are computed")
+    check_price(price)
     depth = longest
     if depth is None:
         facts = opened.facts()["drafters"].get(given.drafter) or {"depth": None}

@@ -16,7 +16,6 @@ from markov_spec.store import Store
 
 RANGE_BYTES = 32 << 20
 LEAST_CELLS = 64
-COMPLETE = 1 - 1e-5  # of a list's probability, beside rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +28,27 @@ class DraftLists:
     ids, log_q : ndarray, (N, D, M)
     tokens : ndarray of int32, (N, D)
         The rollout's next tokens, -1 past its end.
+    vocab_size : int or None
+        Tokens of the target.
     """
 
     rollouts: Rollouts
     ids: Array
     log_q: Array
     tokens: Array
+    vocab_size: int | None
 
     @property
     def complete(self) -> bool:
-        """Whether nothing beyond the lists is ever drafted: each has all of the probability, or no token."""
-        recorded = self.log_q[~np.isnan(self.log_q[..., 0])]  # past the ends there may be none
-        mass = np.exp(recorded.astype(np.float64)).sum(axis=-1)
-        return bool(((mass >= COMPLETE) | (mass == 0)).all())
+        """Whether nothing beyond the lists is ever drafted: they hold the vocabulary, or one token that is certain.
+
+        That a list's probabilities sum to 1 up to rounding says nothing: trees of many nodes draft what is left.
+        """
+        if self.ids.shape[2] > 1:
+            size = self.vocab_size
+            return size is not None and self.ids.shape[2] >= size and int(self.ids.max(initial=-1)) < size
+        only = self.log_q[..., 0]
+        return bool((np.isnan(only) | (only == 0) | (only == -np.inf)).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +80,12 @@ def _list_depth(store: Store, contender: Contender) -> int:
     if facts["depth"] is None:
         raise RequestError(
             f"contender {contender}: found an autoregressive drafter, whose lists along the rollout tell of no other "
-            "path; allowed: a block drafter, or best-first trees of beams"
+            "path; allowed: a block drafter"
+        )
+    if "lists" not in facts["parts"] and "tree-rank" in facts["parts"]:
+        raise RequestError(
+            f"contender {contender}: such trees need part 'lists' of drafter {contender.drafter!r}, which is not "
+            f"there; kept are ranks of {facts.get('tree_rank')}"
         )
     if "lists" not in facts["parts"]:
         raise RequestError(
@@ -120,7 +132,8 @@ def lists_of(batch: Store, contender: Contender, depth: int) -> DraftLists:
     """Read the lists of all rollouts of a store at once."""
     part, rollouts = batch.drafter_part(contender.drafter, "lists", complete=True), batch.rollouts()
     ids, log_q = (np.ascontiguousarray(part[name][:, :depth]) for name in ("ids", "log_q"))
-    return DraftLists(rollouts, ids, log_q, next_tokens(rollouts.tokens, rollouts.indptr, depth))
+    words = next_tokens(rollouts.tokens, rollouts.indptr, depth)
+    return DraftLists(rollouts, ids, log_q, words, batch.metadata.get("vocab_size"))
 
 
 def read_places(store: Store, contender: Contender, rollouts: Any = None) -> Places:
@@ -154,8 +167,9 @@ def held_out(store: Store, share: float, seed: int) -> Array:
     RequestError
         If it leaves no prompt on a side; 0 holds out none.
     """
-    if not 0 <= share < 1:
+    if not isinstance(share, int | float) or not 0 <= share < 1:
         raise RequestError(f"holdout: found {share}; allowed: 0 up to below 1, a share of the prompts")
+    check_integer(seed, "seed", 0)
     prompts = [name for batch in store.batches() for name in batch.rollouts().prompt_ids]
     names = list(dict.fromkeys(prompts))
     count = round(share * len(names))

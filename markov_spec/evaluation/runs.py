@@ -125,11 +125,10 @@ def fixed_budgets(
 
 def _decoded(some: Ranked, sizes: list[int], price: Price | None, first_start: int) -> TreeRounds:
     ranks = some.ranks
-    nodes = np.stack([ranks.drafted(n) if n else np.zeros(len(ranks.rank), np.int32) for n in sizes], axis=1)
-    prices = None if price is None else tree_prices(price, some, nodes)
+    prices = None
+    if price is not None:
+        none = np.zeros(len(ranks.rank), np.int32)
+        nodes = np.stack([ranks.drafted(n) if n else none for n in sizes], axis=1)
+        depths = np.stack([ranks.depths(n) if n else none for n in sizes], axis=1)
+        prices = price.of(depths, nodes, some.contexts[:, None])
     return tree_rounds(ranks, some.rollouts.indptr, budgets=sizes, prices=prices, first_start=first_start)
-
-
-def tree_prices(price: Price, some: Ranked, nodes: Array) -> Array:
-    """Give the price of a round from every start with trees of these nodes, (N, B)."""
-    return price.of(np.minimum(nodes, some.depth), nodes, some.contexts[:, None])

@@ -64,8 +64,8 @@ class TreePlan:
 
     def prices(self, price: Price, law: RoundLaw, first: int, last: int) -> Array:
         """Give the price of a round from every start, (N,): the whole tree is paid for, past a rollout's end too."""
-        nodes = self.found.ranks.drafted(self.budget)
-        return price.of(np.minimum(nodes, self.draft_length), nodes, self.found.contexts)
+        ranks = self.found.ranks
+        return price.of(ranks.depths(self.budget), ranks.drafted(self.budget), self.found.contexts)
 
     def counted(self, occupancy: Array) -> dict[str, Array]:
         """Give expected nodes drafted, and expected rounds whose tree the lists leave open, (R,) each."""
@@ -109,7 +109,7 @@ def whole_tree_plan(store: Store, contender: Contender) -> TreePlan:
     first = plans[0].found
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(plan.found.ranks, name) for plan in plans])
-        for name in ("rank", "exact_to", "nodes")
+        for name in ("rank", "exact_to", "nodes", "reach")
     }
     return replace(plans[0], found=Ranked(store.rollouts(), replace(first.ranks, **columns)))
 
@@ -159,16 +159,26 @@ def draft_tree(
     one = opened.batch(int(row), int(row) + 1)
     tokens = one.rollouts().tokens
     length = len(tokens)
-    if not 0 <= start < length:
+    if not isinstance(start, int | np.integer) or not 0 <= start < length:
         raise RequestError(
             f"start: found {start} of rollout {rollout!r}; allowed: 0 to {length - 1}, its tokens less 1"
         )
     if recorded(opened, wanted)["depth"] is None:
         depth, _ = beam_sizes(opened, made)
         part = one.drafter_part(wanted.drafter, BEAM)
+        if part["token"][start, 0, 0] < 0:
+            raise RequestError(f"start: found {start} of rollout {rollout!r}, which has no beam; allowed: one that has")
         token, parent, log_q = (part[name][start, :depth] for name in ("token", "parent", "log_q"))
         return beam_tree(token, parent, np.where(token < 0, -np.inf, log_q), budget=budget), tokens[start:]
     (lists,) = read_lists(one, made)
-    log_q, builder = np.nan_to_num(lists.log_q[start], nan=-np.inf), made.tree
+    log_q, builder = np.where(np.isnan(lists.log_q[start]), -np.inf, lists.log_q[start]), made.tree
     assert isinstance(builder, Builder)  # settled
     return build_tree(lists.ids[start], log_q, budget=budget, builder=builder), tokens[start:]
+
+
+def accepted_at(store: Store, contender: Contender, rollout: str, start: int) -> int:
+    """Give the drafts that a contender's tree accepts at one start, by all that is recorded; see `draft_tree`."""
+    budget, (row,) = check_budget(contender), store.locate([rollout])
+    made = settled(store, contender, budget)
+    (found,) = ranked(store.batch(int(row), int(row) + 1), made, budget)
+    return int(found.ranks.accepted(budget)[start])

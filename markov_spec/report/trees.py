@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 from rich.console import Group
-from rich.markup import escape
 from rich.text import Text
 
 from markov_spec.drafting import Calibration
@@ -16,13 +15,14 @@ from markov_spec.report.tables import fitted, titled
 MOST_ROWS = 24
 
 
-def curve_table(frame: pl.DataFrame) -> Group:
+def curve_table(frame: pl.DataFrame, notes: Sequence[str] = ()) -> Group:
     """Lay a curve of budgets out for a terminal; of more than 24 budgets the powers of two, the ends and the best.
 
     Parameters
     ----------
     frame : polars.DataFrame
         As from ``budget_curve``.
+    notes : sequence of str
 
     Returns
     -------
@@ -59,7 +59,9 @@ def curve_table(frame: pl.DataFrame) -> Group:
         table.add_row(*cells, style="bold" if n == best else None)
     told = "exact" if not open_rounds else "bound where rounds are open: lists too short to tell all nodes; else exact"
     line = f"{told}. Nodes are those of a tree, the root not counted; 0 is no speculation. Intervals: other prompts."
-    return Group(fitted(table), Text(line, style="dim"))
+    if len(frame) > MOST_ROWS:
+        line += f" {table.row_count} of {len(frame)} budgets are shown."
+    return Group(fitted(table), Text(line, style="dim"), *_told(notes))
 
 
 def optimum_table(frame: pl.DataFrame, notes: Sequence[str]) -> Group:
@@ -79,6 +81,7 @@ def optimum_table(frame: pl.DataFrame, notes: Sequence[str]) -> Group:
     table = titled(*(["rollouts"] if split else []), "rule")
     for title in ("budget", "nodes a round", "pooled length", "price per token", "speed-up", "95% interval", "regret"):
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in frame.to_dicts():
         table.add_row(
             *([row["rollouts"]] if split else []),
@@ -89,12 +92,17 @@ def optimum_table(frame: pl.DataFrame, notes: Sequence[str]) -> Group:
             _number(row["price_per_token"], 6),
             *_interval(row, "speedup", "speedup"),
             "-" if row["regret"] is None else f"{row['regret']:.1%}",
+            row["exactness"],
         )
     line = (
         "Speed-up over no speculation. Regret: price over that of the best budget from every start (clairvoyant), "
         "which knows the rollout and which no engine attains."
     )
-    return Group(fitted(table), Text(line, style="dim"), *(Text(f"note: {escape(n)}", style="yellow") for n in notes))
+    return Group(fitted(table), Text(line, style="dim"), *_told(notes))
+
+
+def _told(notes: Sequence[str]) -> list[Text]:
+    return [Text(f"note: {note}", style="yellow") for note in notes]
 
 
 def calibration_table(found: Calibration) -> Group:
@@ -109,7 +117,7 @@ def calibration_table(found: Calibration) -> Group:
     rich.console.Group
     """
     table = titled("marginals")
-    for title in ("budget", "pooled length", "promised", "kept"):
+    for title in ("budget", "certain", "pooled length", "promised", "kept"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("promised/kept at depth 1, 2, ...")
     for row in found.by_budget.to_dicts():
@@ -118,6 +126,7 @@ def calibration_table(found: Calibration) -> Group:
         table.add_row(
             row["marginals"],
             str(row["budget"]),
+            f"{row['certain']:.0%}",
             _number(row["pooled_length"], 4),
             _number(row["expected_occupied"], 3),
             _number(row["realised_occupied"], 3),
@@ -125,7 +134,7 @@ def calibration_table(found: Calibration) -> Group:
         )
     line = (
         f"{found.rollouts} rollouts. Accepted drafts a round: promised by the probabilities of the tree's nodes, and "
-        "kept; of trees of listed tokens."
+        "kept. Certain: starts whose lists tell the drafter's whole tree; the others' is of listed tokens."
     )
     return Group(fitted(table), Text(line, style="dim"))
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from markov_spec.arrays import ABSENT, Array, Rollouts, cells_inside
 from markov_spec.store.findings import Report
+from markov_spec.store.law_checks import Drawn, Piece, check_law
 from markov_spec.store.reader import Store
-from markov_spec.store.sampled import covered_rows, sample
+from markov_spec.store.sampled import covered_rows, sample, unlikely
 from markov_spec.store.schema import NO_TOKEN
 from markov_spec.store.shifts import Neighbours, chance_shift, id_shift, neighbours
+from markov_spec.store.value_checks import MASS_TOLERANCE
 
 # A drafter that is right once in 100 has a hit among so many drafts but for a chance of 1e-7.
 FEWEST_DRAFTS = 1600
-# One that proposes the same id in a share of all rounds is right more often: once in 4 gives a hit among so many.
-PADDED_SHARE, FEWEST_PADDED = 0.1, 56
+# One that proposes the same id in a share of all rounds is right more often: once in 4.
+PADDED_SHARE, RIGHT_SHARE = 0.1, 0.25
+# One that copies its last token has its id after that id; padding has it after this share of other tokens at least.
+COPIED_SHARE = 0.5
 # Rounds of zeros only, by several drafts each, where no rollout has a zero.
 FEWEST_ZEROS = 5
 # Softmax drafters give every token some probability; what does so nearly everywhere and not at all beyond some context
@@ -59,28 +62,52 @@ def check_drafter(
         return
     listed = "lists" in where and store._drafters[name].sizes("lists")["ids"][-1] > 0
     seen = _look(store, name, own["rule"], listed)
+    told = check_law(seen.pieces, Drawn(own["rule"], own, metadata)) if seen.pieces else None
+    if told is None:
+        _check_shifts(seen, where, report)
+    likely = seen.padding() or seen.skipped()
+    if likely is not None:
+        report.add("warning", where["law"], likely)
+    for part, message, named in told or ():
+        if named or likely is None:
+            report.add("warning", where[part], message)
+
+
+def _check_shifts(seen: _Seen, where: Mapping[str, str], report: Report) -> None:
+    """Judge by the tokens alone where the law and the lists stand; a drafter may repeat its last token, though."""
     shift = chance_shift(seen.chances)
     if shift is not None:
         report.add("warning", where["law"], f"log_q {shift}, by its correlation with log_p; record it again in place")
     shift = id_shift(seen.likeliest)
     if shift is not None:
         report.add("warning", where["lists"], f"the lists {shift}; record them again in place")
-    told = seen.padding() or seen.skipped()
-    if told is not None:
-        report.add("warning", where["law"], told)
+
+
+class _Alike(NamedTuple):
+    """Starts (n,) whose drafts are all one id.
+
+    Whether the first draft is right, there are several, and they follow the id itself; ``log_q`` is what the lists give
+    the first one.
+    """
+
+    ids: Array
+    right: Array
+    several: Array
+    copied: Array
+    log_q: Array
 
 
 @dataclass(eq=False)
 class _Seen:
-    """What a sample of a drafter's starts shows: counts of drafts, and of starts whose drafts are all one id."""
+    """What a sample of a drafter's starts shows."""
 
     drafts: int = 0
     hits: int = 0
     listed: int = 0
-    zeros: int = 0
+    copied: int = 0
     zero_tokens: int = 0
-    padded: Counter[int] = field(default_factory=Counter)
-    right: set[int] = field(default_factory=set)
+    alike: list[_Alike] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     live: int = 0
     longest: int = -1
     dead: list[Array] = field(default_factory=list)
@@ -96,31 +123,51 @@ class _Seen:
         self.longest = max(self.longest, int(context[right].max(initial=-1)))
         self.dead.append(context[some & ~right])
 
-    def add_ids(self, ids: Array, proposed: Array, hit: Array, tokens: Array) -> None:
-        """Count starts whose drafts (N, K) are all the same id."""
-        some, right = proposed.any(axis=1), hit.any(axis=1)
+    def add_lists(self, piece: Piece, hit: Array) -> None:
+        """Look at the likeliest ids of starts that have lists, and keep all lists to judge the law by."""
+        self.pieces.append(piece)
+        ids = np.where(piece.proposed, piece.ids[..., 0], NO_TOKEN)
+        some = np.flatnonzero((ids >= 0).any(axis=1))
+        ids, proposed = ids[some], piece.proposed[some]
         least = np.where(proposed, ids, ABSENT).min(axis=1, initial=ABSENT)
-        same = some & (least >= 0) & (np.where(proposed, ids, NO_TOKEN).max(axis=1, initial=NO_TOKEN) == least)
-        self.listed += int(np.count_nonzero(some))
-        self.zero_tokens += int(np.count_nonzero(tokens == 0))
-        self.zeros += int(np.count_nonzero(same & ~right & (least == 0) & (proposed.sum(axis=1) > 1)))
-        self.padded.update(least[same & ~right].tolist())
-        self.right.update(np.unique(least[same & right]).tolist())
+        same = (least >= 0) & (ids.max(axis=1, initial=NO_TOKEN) == least)
+        before = np.where(np.diff(piece.number, prepend=-1) == 0, np.roll(piece.tokens, 1), NO_TOKEN)[some]
+        self.listed += some.size
+        self.copied += int(np.count_nonzero(ids[:, 0] == before))
+        self.zero_tokens += int(np.count_nonzero(piece.tokens == 0))
+        own = (least, hit[some, 0], proposed.sum(axis=1) > 1, before == least, piece.logs[some, 0, 0])
+        self.alike.append(_Alike(*(values[same] for values in own)))
 
     def padding(self) -> str | None:
         """Say which drafts stand for none."""
-        if self.zeros >= FEWEST_ZEROS and not self.zero_tokens:
-            return f"{self.zeros} starts have drafts of id 0 only, which is in no rollout: {_PADDING}"
-        wrong = {id_: count for id_, count in self.padded.items() if id_ not in self.right}
-        for id_, count in sorted(wrong.items(), key=lambda item: -item[1])[:1]:
-            if count >= max(FEWEST_PADDED, PADDED_SHARE * self.listed):
-                return f"{count} of {self.listed} starts have drafts of id {id_} only, and none is right: {_PADDING}"
-        if self.drafts >= FEWEST_DRAFTS and not self.hits:
+        alike = [np.concatenate(values) for values in zip(*self.alike, strict=True)]
+        ids, counts = np.unique(alike[0] if alike else [], return_counts=True)
+        often = counts >= PADDED_SHARE * self.listed
+        for id_ in ids[often | (ids == 0)].tolist():
+            some = alike[0] == id_
+            if not often[ids == id_].any():  # id 0 is known to fill whole rounds, however few
+                some &= alike[2]
+            told = self._padded(id_, _Alike(*(values[some] for values in alike))) if some.any() else None
+            if told is not None:
+                return told
+        if self.drafts >= FEWEST_DRAFTS and not self.hits and self.copied <= COPIED_SHARE * self.listed:
             return (
                 f"none of {self.drafts} drafts is right: ids of another vocabulary, padding, or drafts of other "
                 "rollouts; record them again"
             )
         return None
+
+    def _padded(self, id_: int, alike: _Alike) -> str | None:
+        """Say that drafts of one id stand for none, if they are not drafts that are seldom right."""
+        starts, right = alike.ids.size, int(alike.right.sum())
+        if alike.copied.sum() > COPIED_SHARE * starts or alike.log_q.min() < alike.log_q.max():
+            return None
+        if id_ == 0 and not self.zero_tokens and alike.several.sum() >= FEWEST_ZEROS:
+            return f"{starts} starts have drafts of id 0 only, which is in no rollout: {_PADDING}"
+        if right >= RIGHT_SHARE * starts or not unlikely(right, starts, RIGHT_SHARE):
+            return None
+        how = f"{right} of them are" if right else "none is"
+        return f"{starts} of {self.listed} starts have drafts of id {id_} only, and {how} right: {_PADDING}"
 
     def skipped(self) -> str | None:
         """Say from what context length on the drafter gave nothing."""
@@ -141,7 +188,8 @@ def _look(store: Store, name: str, rule: str, listed: bool) -> _Seen:
         rollouts, law = some.rollouts(), some.drafter_part(name, "law")
         log_q = law["log_q"].reshape(len(law["log_q"]), -1)
         proposed = cells_inside(rollouts.indptr, log_q.shape[1], law.get("drafted") if law["log_q"].ndim == 2 else None)
-        right = law["rank"].reshape(log_q.shape) == 1 if rule == "match" and "rank" in law else log_q > -np.inf
+        rank = law["rank"].reshape(log_q.shape) if "rank" in law else None
+        right = rank == 1 if rule == "match" and rank is not None else log_q > -np.inf
         hit = proposed & right
         seen.add_law(proposed, hit, _contexts(rollouts))
         if not log_q.shape[1]:
@@ -150,12 +198,10 @@ def _look(store: Store, name: str, rule: str, listed: bool) -> _Seen:
         drawn = np.exp(np.where(proposed[:, 0], log_q[:, 0], -np.inf).astype(np.float64))
         seen.chances.append(neighbours(drawn, chances, proposed[:, 0], rollouts.indptr, first))
         if listed:
-            ids = _likeliest(some.drafter_part(name, "lists"), rollouts.indptr, log_q.shape)
-            seen.likeliest.append(
-                neighbours(ids[:, 0], rollouts.tokens, proposed[:, 0] & (ids[:, 0] >= 0), rollouts.indptr, first)
-            )
-            rows = (ids >= 0).any(axis=1)
-            seen.add_ids(ids[rows], proposed[rows], hit[rows], rollouts.tokens)
+            piece = _piece(some.drafter_part(name, "lists"), rollouts, proposed, log_q, rank)
+            seen.add_lists(piece, hit)
+            ids = piece.ids[:, 0, 0]
+            seen.likeliest.append(neighbours(ids, rollouts.tokens, proposed[:, 0] & (ids >= 0), rollouts.indptr, first))
     return seen
 
 
@@ -167,9 +213,18 @@ def _contexts(rollouts: Rollouts) -> Array:
     return out
 
 
-def _likeliest(part: dict[str, Array], indptr: Array, shape: tuple[int, ...]) -> Array:
-    """The first listed id of each draft (N, K), -1 where there is none."""
-    rows = covered_rows(part, indptr)
-    out = np.full(shape, NO_TOKEN, dtype=np.int64)
-    out[rows] = part["ids"][..., 0].reshape(int(rows.sum()), -1)
-    return out
+def _piece(part: dict[str, Array], rollouts: Rollouts, proposed: Array, log_q: Array, rank: Array | None) -> Piece:
+    """The lists of each draft beside its law; rollouts without lists have no entries."""
+    rows, width = covered_rows(part, rollouts.indptr), part["ids"].shape[-1]
+    count = int(rows.sum())
+    ids = np.full((*proposed.shape, width), NO_TOKEN, dtype=np.int32)
+    logs = np.full(ids.shape, -np.inf, dtype=np.float32)
+    ids[rows] = part["ids"].reshape(count, *ids.shape[1:])
+    logs[rows] = part["log_q"].reshape(count, *ids.shape[1:])
+    mass = np.exp(logs, dtype=np.float64).sum(axis=-1)
+    tail = np.clip(1 - mass, 0, 1)
+    if "tail_mass" in part:
+        tail[rows] = part["tail_mass"].reshape(count, -1)
+    whole = (logs[..., 0] > -np.inf) & (np.abs(mass + tail - 1) <= MASS_TOLERANCE)
+    number = np.repeat(np.arange(len(rollouts)), np.diff(rollouts.indptr))
+    return Piece(ids, logs, tail, whole, proposed, log_q, rank, rollouts.tokens, number)

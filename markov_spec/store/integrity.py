@@ -30,7 +30,8 @@ def check_integrity(path: str | Path, *, clean: bool = False) -> list[Finding]:
     Manifests, sizes, footers, schemas, hashes, fingerprints, alignment by id, shapes, values and what interrupted
     writes left behind: every file is read once in full. Where these are sound, it is judged whether the rollouts come
     from the distributions recorded for them (also by the target's lists, which tell what temperature and filters the
-    tokens look like), and whether drafts are padding, or stand at the wrong positions.
+    tokens look like), whether drafts are padding, or stand at the wrong positions, and whether their law is what their
+    own lists give.
 
     In memory are one range of rollouts, a sample of a million values, and for each rollout its id and three digests.
 

@@ -31,9 +31,6 @@ TIE, TIE_SHARE, FEWEST_WORSE = 0.5, 0.01, 5
 TOLD_WIDTH = 0.2
 # Rounds in which top-p and temperature settle to two digits.
 TOP_P_STEPS = 6
-# Temperatures that log-probabilities are compared at; where one is right, most of them agree to rounding.
-SCORED_AT = tuple(round(0.05 * i, 2) for i in range(1, 61))
-SCORED_TOLERANCE, SCORED_POSITIONS = 0.02, 2000
 SHOWN = 3
 CORRECT = "correct the recorded sampling, or store log_p of the distribution that tokens are drawn from"
 
@@ -47,8 +44,8 @@ def check_lists(store: Store, metadata: Mapping[str, Any], where: str, report: R
         What the tokens look like, if not what is recorded; the caller reports it.
     """
     listed, likeliest = _read(store, metadata.get("vocab_size") or UNKNOWN_VOCABULARY)
-    shift = id_shift(likeliest)
     recorded = Setting.of(metadata)
+    shift = None if scored and listed is not None and _in_place(listed, recorded) else id_shift(likeliest)
     if shift is not None:
         report.add("warning", where, f"the lists {shift}; record them again at the positions of their tokens")
     elif recorded.other:
@@ -105,13 +102,21 @@ class _Judgement:
         keep = listed.kept(setting).keep
         self.score = listed.score(1 / setting.temperature, keep)
         self.fit = listed.fit(keep)
+        self.excluded = int(np.count_nonzero(listed.excluded(setting)))
         # The filter that is looked for makes the tokens look colder; two standard errors are on the safe side.
         self._cut = None if self.fit is None else listed.cut(self.fit.cold_beta, setting)
 
     @property
     def good(self) -> bool:
+        if self.beyond:
+            return False
         allowed = allowed_deviation(self.score.variance, self.score.largest) + NOISE * self.score.terms
         return abs(self.score.surplus) <= allowed and (self._cut is None or self._cut.kind is None)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the setting leaves out more of the tokens than ties that rounding turns over."""
+        return self.excluded >= max(FEWEST_WORSE, TIE_SHARE * len(self._listed.place))
 
     @property
     def z(self) -> float:
@@ -138,6 +143,9 @@ class _Judgement:
 
     def looks(self) -> str:
         """Say what setting the tokens look like."""
+        if self.beyond:
+            whole = _Judgement(self._listed, Setting()).looks()
+            return f"{self.excluded} of {len(self._listed.place)} tokens are beyond {self.setting}, {whole}"
         found, fit = self.likeliest()
         if found.temperature == 0:
             return "these look greedy (T = 0)"
@@ -151,43 +159,48 @@ def _cause(
     listed: Listed, recorded: Setting, space: str | None, ids: tuple[str, ...], where: str, report: Report
 ) -> Cause | None:
     """Say what else the tokens look like, if not what is recorded; report what else is wrong."""
-    candidates = [recorded] if recorded.plain else [recorded, Setting()]
-    apart = {setting: _means(listed, setting)[1] for setting in candidates}
+    apart = {setting: _means(listed, setting)[1] for setting in _readings(recorded)}
     agreed = [setting for setting, means in apart.items() if not means.size or np.median(means) <= AGREED]
     agreed.sort(key=lambda setting: float(apart[setting].mean()) if apart[setting].size else 0.0)
     judgements = [_Judgement(listed, setting) for setting in agreed or [recorded]]
     best = next((judgement for judgement in judgements if judgement.good), judgements[0])
+    drawn = next((own for own in judgements if own.setting == recorded), None) or _Judgement(listed, recorded)
     if agreed:
         _check_passes(listed, best.setting, ids, where, report)
-    if best.good and agreed:
+    # Lists of the plain softmax with log_p of it say nothing for a setting that leaves out some of what they hold.
+    usual = best is drawn or listed.may_be_decoded(recorded) or (drawn.good and recorded in agreed)
+    if best.good and agreed and usual:
         if best.fit is not None and best.fit.high - best.fit.low <= TOLD_WIDTH * best.fit.temperature:
             report.add("note", where, f"z-statistic {best.z:.2f} by the lists: {best.looks()}")
         near = best.fit is None or best.fit.low <= best.setting.temperature <= best.fit.high
         return None if near else Cause(f"perhaps, by the lists, {best.looks()}", False)
-    scored = str(best.setting) if agreed else _scored_at(listed)
-    if best.good:
+    temperature = None if agreed else listed.scored_at(Setting())
+    scored = str(best.setting) if agreed else "" if temperature is None else f"temperature {temperature:g}"
+    if best.good and not agreed:
         what = f"of {scored}" if scored else "of another model or pass, or of filters that are not recorded"
         report.add("warning", where, f"log_p are not those that the lists give at {recorded}, but {what}; {CORRECT}")
         return None
-    drawn = _Judgement(listed, recorded)
     if not drawn.good:
+        looks = (drawn if drawn.beyond else best).looks()
         whose = f"log_p are those of {scored}" if scored else "log_p fit neither"
-        return Cause(f"by the lists (z {best.z:.1f}), {best.looks()}, and {whose}; {CORRECT}", True)
+        return Cause(f"by the lists (z {best.z:.1f}), {looks}, and {whose}; {CORRECT}", True)
     if space == "raw":
         return None
     told = f"by the lists (z {best.z:.1f}), {drawn.looks()}, as recorded, but log_p are those of the plain softmax: "
     return Cause(told + "store them after temperature and filters (logprob_space processed)", True)
 
 
-def _scored_at(listed: Listed) -> str | None:
-    """Find the temperature at which the lists give the record's log-probabilities, whatever the tokens look like."""
-    some = listed.first(SCORED_POSITIONS)
-    apart = {t: some.distances(Setting(t)) for t in SCORED_AT}
-    known = ~np.isnan(apart[1.0])
-    if not known.any():
-        return None
-    least, temperature = min((float(np.median(values[known])), t) for t, values in apart.items())
-    return f"temperature {temperature:g}" if least <= SCORED_TOLERANCE else None
+def _readings(recorded: Setting) -> list[Setting]:
+    """Settings whose log-probabilities may stand beside the lists."""
+    return [recorded] if recorded.plain else [recorded, Setting()]
+
+
+def _in_place(listed: Listed, recorded: Setting) -> bool:
+    """Whether the lists give the log-probabilities of the tokens beside them."""
+    if recorded.other or not recorded.random:
+        return False
+    means = [_means(listed, setting)[1] for setting in _readings(recorded)]
+    return any(own.size > 0 and float(np.median(own)) <= AGREED for own in means)
 
 
 def _check_passes(listed: Listed, setting: Setting, ids: tuple[str, ...], where: str, report: Report) -> None:

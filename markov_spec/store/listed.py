@@ -32,6 +32,11 @@ FARTHEST = 10.0
 CUMULATIVE_TOLERANCE = 0.01
 # Nats by which it moves a difference of two log-probabilities.
 LOG_ROUNDING = 0.03
+# Temperatures that log-probabilities are compared at; where one is right, most of them agree to rounding.
+SCORED_AT = tuple(round(0.05 * i, 2) for i in range(1, 61))
+SCORED_TOLERANCE, SCORED_POSITIONS = 0.02, 2000
+# A larger share of lists that hold more than a filter leaves are not behind it.
+BEYOND_SHARE = 0.1
 STEPS = 50
 UNKNOWN_VOCABULARY = 1 << 18
 # Where a vocabulary size is too small for its lists, bounds mean nothing, but stay finite.
@@ -113,7 +118,7 @@ class Listed:
 
     def tail_weights(self, beta: float) -> tuple[Array, Array]:
         """Bounds of ``sum p^beta`` over the tokens outside, in units of the first entry's."""
-        first, last = self.logs[:, 0], np.where(self.logs > -np.inf, self.logs, 0.0).min(axis=1)
+        first, last = self.logs[:, 0], self.last()
         outside = max(self.vocab_size - self.width, 1)
         with np.errstate(divide="ignore"):
             tail = np.log(self.tail)
@@ -129,15 +134,9 @@ class Listed:
         if setting.top_k:
             keep = keep & (np.arange(self.width) < setting.top_k)
             more = every & (setting.top_k > self.width)
-        if setting.min_p:
-            over = (1 / setting.temperature if setting.min_p_tempered else 1.0) * (self.logs - self.logs[:, :1])
-            over = over - math.log(setting.min_p)
-            known = np.all((np.abs(over) > LOG_ROUNDING) | ~keep, axis=1)
-            keep = keep & (over >= 0)
-            more = more & (over[:, -1] >= 0)
         if setting.top_p < 1:
             beta = 1 / setting.temperature if setting.tempered_first else 1.0
-            counted = replace(setting, top_k=setting.top_k if setting.cut_first else 0, top_p=1.0)
+            counted = replace(setting, top_k=setting.top_k if setting.cut_first else 0, top_p=1.0, min_p=0.0)
             weights = self.weights(beta) * (keep if setting.cut_first else 1)
             reached = np.cumsum(weights, axis=1)
             sums = [reached[:, -1] + tail for tail in self._outside(beta, counted, more | (not setting.cut_first))]
@@ -146,6 +145,12 @@ class Listed:
             known = np.all(inside | outside | ~keep, axis=1)
             keep = keep & inside
             more = more & (reached[:, -1] / sums[1] < setting.top_p + CUMULATIVE_TOLERANCE)
+        if setting.min_p:
+            over = (1 / setting.temperature if setting.min_p_tempered else 1.0) * (self.logs - self.logs[:, :1])
+            over = over - math.log(setting.min_p)
+            known = known & np.all((np.abs(over) > LOG_ROUNDING) | ~keep, axis=1)
+            keep = keep & (over >= 0)
+            more = more & (over[:, -1] >= 0)
         return Kept(keep & known[:, None], more & known, known)
 
     def _outside(self, beta: float, setting: Setting, more: Array) -> tuple[Array, Array]:
@@ -154,8 +159,7 @@ class Listed:
         if setting.filtered:  # it ends somewhere outside
             low = np.zeros_like(low)
         if setting.top_k:
-            last = np.where(self.logs > -np.inf, self.logs, 0.0).min(axis=1)
-            high = np.minimum(high, max(setting.top_k - self.width, 0) * np.exp(beta * (last - self.logs[:, 0])))
+            high = np.minimum(high, max(setting.top_k - self.width, 0) * np.exp(beta * (self.last() - self.logs[:, 0])))
         return low * more, high * more
 
     def score(self, beta: float, keep: Array) -> Score:
@@ -213,18 +217,78 @@ class Listed:
         by_mass = float(chance[before > reached].sum() + outside[listed > reached].sum())
         return Cut(rank, by_rank, reached, by_mass)
 
-    def distances(self, setting: Setting) -> Array:
-        """How far (n,) the record's ``log_p`` are from what the lists give at a setting, nats; NaN where not listed."""
+    def bounds(self, setting: Setting) -> tuple[Array, Array]:
+        """Bounds (n,) of the log-probability that a token has at a setting, nats; NaN where the lists do not tell.
+
+        A token that is left out has ``-inf``, one that rounding may move over a filter's edge has it as lower bound.
+        """
         keep, more, known = self.kept(setting)
-        beta = 1 / setting.temperature
+        beta, own, outside = 1 / setting.temperature, self.own(), self.ceiling()
         weights = np.where(keep, self.weights(beta), 0.0).sum(axis=1)
         low, high = self._outside(beta, setting, more)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least, most = (beta * (own - self.logs[:, 0]) - np.log(weights + tail) for tail in (high, low))
+        removed = np.where(keep, -np.inf, self.logs).max(axis=1, initial=-np.inf)
+        removed = np.maximum(removed, np.where(more, -np.inf, outside))
+        edge = np.where(keep, self.logs, np.inf).min(axis=1)
+        inside = self.inside(keep)
+        least = np.where(inside & (removed < own - LOG_ROUNDING), least, -np.inf)
+        possible = inside | ((self.place >= self.width) & more) | (own >= edge - LOG_ROUNDING)
+        most = np.where(possible, most, -np.inf)
+        return np.where(known, least, np.nan), np.where(known, most, np.nan)
+
+    def excluded(self, setting: Setting) -> Array:
+        """Which tokens (n,) a setting leaves out, but for those that rounding may move over the edge of a filter."""
+        keep, more, known = self.kept(setting)
+        listed = self.place < self.width
+        edge = np.where(keep, self.logs, np.inf).min(axis=1)
+        out: Array = known & ~self.inside(keep) & np.where(listed, self.own() < edge - LOG_ROUNDING, ~more)
+        return out
+
+    def own(self) -> Array:
+        """Log-probability (n,) of the token, or of one that is not listed, the most that it can be."""
         place = np.minimum(self.place, self.width - 1)[:, None]
-        own = beta * (np.take_along_axis(self.logs, place, axis=1)[:, 0] - self.logs[:, 0])
+        own = np.take_along_axis(self.logs, place, axis=1)[:, 0]
+        out: Array = np.where(self.place < self.width, own, self.ceiling())
+        return out
+
+    def ceiling(self) -> Array:
+        """Log-probability (n,) that no token outside the lists exceeds."""
         with np.errstate(divide="ignore"):
-            most, least = own - np.log(weights + low), own - np.log(weights + high)
-        apart = np.maximum(np.maximum(self.log_p - most, least - self.log_p), 0)
-        apart[~self.inside(keep)] = FARTHEST
-        apart[(self.place >= self.width) | ~known] = np.nan
+            out: Array = np.minimum(self.last(), np.log(self.tail))
+        return out
+
+    def last(self) -> Array:
+        """Log-probability (n,) of the last entry."""
+        out: Array = np.where(self.logs > -np.inf, self.logs, 0.0).min(axis=1)
+        return out
+
+    def may_be_decoded(self, setting: Setting) -> bool:
+        """Whether the lists may be of what a setting draws from: they hold no more than its filters leave."""
+        first, beyond = self.logs[:, :1], np.zeros(len(self.logs), dtype=bool)
+        some = self.logs > math.log(RARE)
+        top_k = setting.top_k if setting.random else 1
+        if 0 < top_k <= self.width:
+            edge = self.logs[:, top_k - 1 : top_k] - LOG_ROUNDING  # equals may stay
+            beyond |= (some & (self.logs < edge))[:, top_k:].any(axis=1) | (self.tail > CUMULATIVE_TOLERANCE)
+        if setting.min_p:
+            scale = 1 if setting.min_p_tempered or not setting.random else 1 / setting.temperature
+            beyond |= (some & (self.logs - first < scale * math.log(setting.min_p) - LOG_ROUNDING)).any(axis=1)
+        return bool(beyond.mean() <= BEYOND_SHARE) if beyond.size else True
+
+    def distances(self, setting: Setting) -> Array:
+        """How far (n,) the record's ``log_p`` are from what the lists give at a setting, nats; NaN where not listed."""
+        least, most = self.bounds(setting)
+        with np.errstate(invalid="ignore"):
+            apart = np.maximum(np.maximum(self.log_p - most, least - self.log_p), 0)
+        apart[self.place >= self.width] = np.nan
         near: Array = np.minimum(apart, FARTHEST)
         return near
+
+    def scored_at(self, filters: Setting) -> float | None:
+        """Find the temperature at which the lists give the record's ``log_p``, whatever the tokens look like."""
+        some = self.first(SCORED_POSITIONS)
+        apart = {t: some.distances(replace(filters, temperature=t)) for t in SCORED_AT}
+        known = {t: values[~np.isnan(values)] for t, values in apart.items()}
+        near = [t for t, values in known.items() if values.size and np.median(values) <= SCORED_TOLERANCE]
+        return min(near, key=lambda t: float(known[t].mean()), default=None)

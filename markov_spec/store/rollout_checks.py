@@ -2,7 +2,8 @@
 
 If tokens come from the distributions recorded for them, the total surprise ``sum -log p`` exceeds the total entropy by
 about ``z`` standard deviations, ``z`` about standard normal (MATH 7). How large ``|z|`` may be by chance is Bernstein's
-bound, as short peaked rollouts are skewed, plus what a half-precision pass moves the mean by.
+bound, as short peaked rollouts are skewed, plus what a half-precision pass moves the mean by. Where the variance of the
+surprise is 0, surprise and entropy are equal.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from markov_spec.store.values import Rows
 
 # Tokens of a smaller probability than exp(-15) are met once in three million.
 LARGEST_SURPRISE = 15.0
+# Nats a token, and in all, by which half precision and other passes part surprise and entropy where varentropy is 0.
+APART, APART_IN_ALL = 0.05, 1.0
 # So many tokens of no surprise at all are not drawn from a whole softmax.
 FEWEST_TOKENS = 20
 SHOWN = 3
@@ -35,8 +38,8 @@ class Surprise:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._surplus = self._variance = self._largest = 0.0
-        self._count = 0
+        self._surplus = self._variance = self._largest = self._apart = 0.0
+        self._count = self._certain = 0
 
     @property
     def random(self) -> bool:
@@ -45,13 +48,26 @@ class Surprise:
 
     def add(self, log_p: Array, spread: dict[str, Array]) -> None:
         """Add some positions."""
-        self._surplus -= float(log_p.sum(dtype=np.float64)) + float(spread["entropy"].sum(dtype=np.float64))
+        surplus = -log_p.astype(np.float64) - spread["entropy"]
+        certain = spread["varentropy"] == 0
+        self._surplus += float(surplus.sum())
+        self._apart += float(np.abs(surplus[certain]).sum())
+        self._certain += int(np.count_nonzero(certain))
         self._variance += float(spread["varentropy"].sum(dtype=np.float64))
         self._count += int(np.count_nonzero(spread["varentropy"]))
         self._largest = max(self._largest, float(spread["entropy"].max(initial=0)))
 
     def tell(self, where: str, cause: Cause | None, report: Report) -> bool:
         """Report the z-statistic, with its likely cause if it is beyond; tell whether it is."""
+        if self._apart > max(APART * self._certain, APART_IN_ALL):
+            report.add(
+                "warning",
+                where,
+                f"varentropy is 0 at {self._certain} positions, so that every token there has as much surprise as the "
+                f"entropy, but -log_p differs from it by {self._apart / self._certain:.2g} nats on average: entropies "
+                "that were not computed, or of another distribution; record those that tokens are drawn from",
+            )
+            return False
         if not self.random:
             report.add("note", where, "no z-statistic: nothing in these rollouts was random")
             return False

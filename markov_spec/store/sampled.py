@@ -72,3 +72,15 @@ def allowed_deviation(variance: float, largest: float) -> float:
     rare = -math.log(RARE)
     shift = rare * largest / 3
     return shift + math.sqrt(shift**2 + 2 * rare * variance)
+
+
+def unlikely(count: int, total: int, rate: float) -> bool:
+    """Whether so many of ``total``, or more, or else so few, come by chance with a probability below ``RARE``.
+
+    Each comes at a ``rate``, inside (0, 1); the bound is Chernoff's, ``exp(-total KL(count / total || rate))``.
+    """
+    if not total:
+        return False
+    share = count / total
+    parts = ((share, rate), (1 - share, 1 - rate))
+    return total * sum(own * math.log(own / of) for own, of in parts if own) > -math.log(RARE)

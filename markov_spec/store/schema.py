@@ -37,7 +37,8 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
 
 ``tree-rank``
     Where the rollout's prefix of each depth stands in the order in which the drafter's trees take their nodes, from 1;
-    ``exact_to`` is the largest number of nodes of which that is certain, and ``nodes`` how many the largest tree has.
+    ``exact_to`` is the largest number of nodes of which that is certain, ``nodes`` how many the largest tree has, and
+    ``reach`` how many are taken up to the first one of each depth, past the end, too.
     The drafter's metadata tell of which trees, in ``tree_rank``: ``tree``, ``max_budget`` and ``depth``.
 
 A lookup's draft has no distribution: its ``divergence`` holds ``overlap`` and ``cost`` with ``q`` 1 at what it
@@ -74,7 +75,10 @@ SUM_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Column:
-    """Type, axes, range and filler of one column; ``required`` columns stand in every file of their part."""
+    """Type, axes, range and filler of one column.
+
+    ``required`` columns stand in every file of their part, those of ``past_end`` hold data past a rollout's end, too.
+    """
 
     type: Any
     axes: tuple[Axis, ...] = ()
@@ -83,6 +87,7 @@ class Column:
     slack: float = SUM_TOLERANCE
     fill: float = float("nan")
     required: bool = False
+    past_end: bool = False
 
     def trailing_axes(self, depth: int | None) -> tuple[Axis, ...]:
         """Axes after the position, for a drafter of recorded depth ``K`` (None: autoregressive, or the target)."""
@@ -157,6 +162,7 @@ DRAFTER_PARTS: Mapping[str, Part] = {
         "rank": _rank("depth", required=True),
         "exact_to": Column(INT, high=ABSENT, slack=0),
         "nodes": Column(INT, high=ABSENT, slack=0),
+        "reach": Column(INT, ("depth",), low=1, high=ABSENT, slack=0, fill=ABSENT, past_end=True),
     },
 }
 

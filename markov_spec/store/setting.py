@@ -8,16 +8,18 @@ from typing import Any
 
 from markov_spec.store.metadata import drawn_as_recorded
 
-_MODELLED = ("temperature", "top_k", "top_p", "min_p")
+_FILTERS = ("top_k", "top_p", "min_p")
+_MODELLED = ("temperature", *_FILTERS)
 
 
 @dataclass(frozen=True)
 class Setting:
     """Temperature and filters; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep all.
 
-    ``tempered_first``: top-p adds up probabilities after the temperature was applied, and ``cut_first``: after top-k.
-    ``min_p_tempered``: min-p compares them after the temperature. ``told`` is whether a temperature is recorded, and
-    ``other`` whether there is something that these do not describe.
+    ``tempered_first``: top-p adds up probabilities after the temperature was applied, and ``cut_first``: after top-k;
+    what min-p left out is never missing from its sum. ``min_p_tempered``: min-p compares probabilities after the
+    temperature. ``told`` is whether a temperature is recorded, and ``other`` whether there is something that these do
+    not describe, such as a top-p after min-p.
     """
 
     temperature: float = 1.0
@@ -34,11 +36,14 @@ class Setting:
     def of(cls, metadata: Mapping[str, Any]) -> Setting:
         """Read a store's or a drafter's metadata, which were checked; what is not told keeps all at temperature 1."""
         told = metadata.get("sampling") or {}
-        order = told.get("order") or list(_MODELLED)
+        steps = [_FILTERS if step == "joint" else (step,) for step in told.get("order") or _MODELLED]
+        places = {name: i for i, names in enumerate(steps) for name in names}
 
         def before(name: str, then: str) -> bool:
-            return then not in order or name not in order or order.index(name) < order.index(then)
+            return name not in places or then not in places or places[name] < places[then]
 
+        # Engines differ in which of these comes first.
+        summed = bool(told.get("order")) and not before("min_p", "top_p")
         temperature, top_k, top_p, min_p = (told.get(key) for key in _MODELLED)
         unknown = {key: value for key, value in told.items() if key not in _MODELLED}
         return cls(
@@ -50,7 +55,7 @@ class Setting:
             before("top_k", "top_p"),
             before("temperature", "min_p"),
             temperature is not None,
-            not drawn_as_recorded({}, unknown) or (bool(min_p) and top_p not in (None, 1)),
+            not drawn_as_recorded({}, unknown) or (bool(min_p) and top_p not in (None, 1) and not summed),
         )
 
     @property

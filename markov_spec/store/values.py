@@ -72,7 +72,7 @@ class Rows:
     def inside(self, column: Column, shape: tuple[int, ...]) -> Array:
         """Which cells lie inside their rollout, broadcastable to ``shape``."""
         axes = column.trailing_axes(self.depth)
-        if not axes or axes[0] == "entry":
+        if not axes or axes[0] == "entry" or column.past_end:
             return np.ones((1,) * len(shape), dtype=bool)
         left = np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(self.offsets[0], self.offsets[-1])
         mask: Array = np.arange(1, shape[1] + 1) <= left[:, None]

@@ -10,6 +10,8 @@ import numpy as np
 import markov_spec as ms
 
 VOCAB, DEPTH = 60, 3
+PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+LARGE: dict[str, Any] = {"rollouts": 60, "length": 100}
 Array = np.ndarray
 
 
@@ -19,21 +21,32 @@ def log_softmax(values: Array) -> Array:
 
 
 def decoded(
-    raw: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, last: bool = False, min_p: float = 0.0
+    raw: Array,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    last: bool = False,
+    min_p: float = 0.0,
+    joint: bool = False,
 ) -> Array:
-    """Log-probabilities after temperature (or that ``last``), top-k, top-p and min-p, row by row."""
+    """Log-probabilities after temperature (or that ``last``), top-k, top-p and min-p, or these ``joint``; by row."""
     out = np.full(raw.shape, -np.inf)
     for row, own in zip(out, raw, strict=True):
         order = np.argsort(-own, kind="stable")
         if temperature == 0:
             row[order[0]] = 0
             continue
-        kept = order[: top_k or len(order)]
-        p = np.exp(log_softmax(own[kept] / (1.0 if last else temperature)))
+        first = len(order) if joint else top_k or len(order)
+        p = np.exp(log_softmax(own[order[:first]] / (1.0 if last else temperature)))
         count = 1 + int(np.count_nonzero(np.cumsum(p)[:-1] < top_p))
-        count = min(count, int(np.count_nonzero(p >= min_p * p[0])))
-        row[kept[:count]] = log_softmax(own[kept[:count]] / temperature)
+        count = min(count, int(np.count_nonzero(p >= min_p * p[0])), top_k or len(order))
+        row[order[:count]] = log_softmax(own[order[:count]] / temperature)
     return out
+
+
+def cold(temperature: float, top_k: int = 0, top_p: float = 1.0) -> dict[str, Any]:
+    """A setting that says all of this."""
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p}
 
 
 def spread(log_p: Array) -> tuple[Array, Array]:
@@ -65,6 +78,7 @@ def given(
     length: int = 40,
     width: int = 12,
     last: bool = False,
+    joint: bool = False,
     processed: bool = False,
     said: dict[str, Any] | None = None,
     scored: dict[str, Any] | None = None,
@@ -75,7 +89,7 @@ def given(
     log-probabilities and entropies; both are the true one by default. Lists are of the plain softmax, or ``processed``.
     """
     rng = np.random.default_rng(seed)
-    own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "last": last}
+    own = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "last": last, "joint": joint}
     lengths = rng.integers(1, 2 * length, rollouts)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     rows = int(indptr[-1])
@@ -86,9 +100,9 @@ def given(
     log_p = scores[np.arange(rows), tokens]
     entropy, varentropy = spread(scores)
     raw_entropy, raw_varentropy = spread(raw)
-    told = {key: value for key, value in (said or own).items() if key != "last"}
-    if (said or own).get("last"):
-        told["order"] = ["top_k", "top_p", "min_p", "temperature"]
+    told = {key: value for key, value in (said or own).items() if key not in ("last", "joint")}
+    filters = ["joint"] if (said or own).get("joint") else ["top_k", "top_p", "min_p"]
+    told["order"] = [*filters, "temperature"] if (said or own).get("last") else ["temperature", *filters]
     return {
         "rollout_ids": [f"r{i}" for i in range(rollouts)],
         "prompt_ids": [f"p{i // 2}" for i in range(rollouts)],
@@ -119,7 +133,13 @@ def drafters(
     rank = 1 + (q > q[every, tokens][:, None]).sum(-1)
     drawn = decoded(q, temperature or 1.0)
     soft = ms.Drafts(
-        "soft", "autoregressive", "rejection", drawn[every, tokens], rank, parts={"lists": lists(q, 5, "log_q")}
+        "soft",
+        "autoregressive",
+        "rejection",
+        drawn[every, tokens],
+        rank,
+        parts={"lists": lists(q, 5, "log_q")},
+        metadata={"sampling": {"temperature": temperature or 1.0}},
     )
     greedy = ms.Drafts(
         "greedy",
@@ -132,7 +152,14 @@ def drafters(
     at = np.minimum(every[:, None] + np.arange(DEPTH), rows - 1)
     deep = log_softmax(logits[at] + rng.normal(size=(rows, DEPTH, VOCAB)) * [[[1], [2], [3]]])
     own = np.take_along_axis(deep, tokens[at][..., None], -1)[..., 0]
-    block = ms.Drafts("block", "block", "rejection", own, parts={"lists": lists(deep, 4, "log_q")})
+    block = ms.Drafts(
+        "block",
+        "block",
+        "rejection",
+        own,
+        parts={"lists": lists(deep, 4, "log_q")},
+        metadata={"sampling": {"temperature": 1.0}},
+    )
     proposed = np.where(rng.random((rows, DEPTH)) < 0.3, tokens[at], rng.integers(0, VOCAB, (rows, DEPTH)))
     drafted = rng.integers(0, DEPTH + 1, rows)
     given_ = np.arange(DEPTH) < drafted[:, None]

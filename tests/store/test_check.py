@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from dataclasses import replace
@@ -16,10 +17,9 @@ import pytest
 import markov_spec as ms
 from markov_spec.cli import main
 from markov_spec.store import sampled
-from tests.store.drawn import VOCAB, alarm, findings, given, lists, log_softmax, spread
+from tests.store.drawn import LARGE, PLAIN, VOCAB, alarm, cold, findings, given, lists, log_softmax, spread
 from tests.store.memory import resident
 
-PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7},
@@ -38,9 +38,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.6, "top_k": 20, "min_p": 0.02},
     {"temperature": 2.0, "min_p": 0.2, "last": True},
     {"top_p": 0.9, "min_p": 0.05},
+    {"top_k": 5, "top_p": 0.7, "joint": True},
+    {"temperature": 0.7, "top_p": 0.8, "last": True, "joint": True},
+    {"temperature": 0.7, "top_k": 8, "top_p": 0.8, "min_p": 0.05, "joint": True},
+    {"temperature": 1.4, "top_k": 5, "top_p": 0.7, "min_p": 0.1, "last": True, "joint": True},
 ]
 WIDTHS = (12, 1, 5, 30, VOCAB)
-LARGE: dict[str, Any] = {"rollouts": 60, "length": 100}
 
 
 @pytest.fixture(autouse=True)
@@ -64,20 +67,16 @@ def test_large_sound_store_raises_no_alarm_invariant(tmp_path: Path, setting: di
     assert findings(tmp_path / "s", given(7, **setting, **LARGE, width=width)) == []
 
 
-def _cold(temperature: float, top_k: int = 0, top_p: float = 1.0) -> dict[str, Any]:
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-
-
 @pytest.mark.parametrize(
     ("drawn", "temperature", "filters"),
     [
-        (_cold(0.7), 0.7, ""),
-        (_cold(1.5), 1.5, ""),
-        (_cold(1.0, top_k=5), 1.0, ", top_k 5"),
-        (_cold(1.0, top_k=12), 1.0, ", top_k 12"),  # all that the lists hold
-        (_cold(0.7, top_k=5), 0.7, ", top_k 5"),
-        (_cold(1.0, top_p=0.9), 1.0, ", top_p 0.9"),
-        (_cold(0.7, top_p=0.9), 0.7, ", top_p 0.9"),
+        (cold(0.7), 0.7, ""),
+        (cold(1.5), 1.5, ""),
+        (cold(1.0, top_k=5), 1.0, ", top_k 5"),
+        (cold(1.0, top_k=12), 1.0, ", top_k 12"),  # all that the lists hold
+        (cold(0.7, top_k=5), 0.7, ", top_k 5"),
+        (cold(1.0, top_p=0.9), 1.0, ", top_p 0.9"),
+        (cold(0.7, top_p=0.9), 0.7, ", top_p 0.9"),
     ],
 )
 def test_setting_that_tokens_look_like_against_simulation(
@@ -95,90 +94,8 @@ def test_setting_that_tokens_look_like_against_simulation(
 def test_greedy_tokens_look_greedy_against_simulation(tmp_path: Path) -> None:
     told = alarm(tmp_path / "s", given(1, temperature=0.0, said=PLAIN, scored=PLAIN))
     assert "these look greedy (T = 0), and log_p are those of temperature 1" in told
-    told = alarm(tmp_path / "s", given(1, **LARGE, said=_cold(0.0), scored=PLAIN))
+    told = alarm(tmp_path / "s", given(1, **LARGE, said=cold(0.0), scored=PLAIN))
     assert "though temperature 0 is recorded: these look like T = 1.0" in told
-
-
-def test_case_31_log_probs_before_temperature_against_simulation(tmp_path: Path) -> None:
-    arguments = given(1, temperature=0.5, **LARGE, scored=PLAIN)
-    told = alarm(tmp_path / "s", arguments)
-    assert "these look like T = 0.5" in told and "as recorded, but log_p are those of the plain softmax" in told
-    arguments["metadata"] = {**arguments["metadata"], "logprob_space": "raw"}
-    assert findings(tmp_path / "s", arguments) == []
-
-
-def test_log_probs_before_min_p_against_simulation(tmp_path: Path) -> None:
-    arguments = given(3, min_p=0.1, **LARGE, scored=PLAIN)
-    told = alarm(tmp_path / "s", arguments)
-    assert "min_p 0.1, as recorded, but log_p are those of the plain softmax" in told
-    arguments["metadata"] = {**arguments["metadata"], "logprob_space": "raw"}
-    assert findings(tmp_path / "s", arguments) == []
-    arguments["metadata"]["sampling"] = {"temperature": 1.0, "xtc": 0.5}  # a filter that nothing is known of
-    assert findings(tmp_path / "s", arguments) == []
-    notes = [found.message for found in ms.store.check_integrity(tmp_path / "s")]
-    assert any("the lists judge no temperature" in note for note in notes)
-
-
-def test_log_probs_of_another_temperature_are_named_against_closed_form(tmp_path: Path) -> None:
-    """Few tokens tell nothing of how they were drawn, but each log-probability is known to rounding."""
-    told = alarm(tmp_path / "s", given(1, temperature=0.7, said=PLAIN))
-    assert told.startswith("rollouts/lists-00000.parquet: log_p are not those that the lists give at temperature 1")
-    assert "but of temperature 0.7; correct the recorded sampling" in told
-
-
-def test_case_35_order_of_temperature_and_top_p_against_simulation(tmp_path: Path) -> None:
-    setting = {"temperature": 0.5, "top_p": 0.8}
-    assert findings(tmp_path / "s", given(2, **setting, last=True, **LARGE)) == []
-    told = findings(tmp_path / "s", given(2, **setting, last=True, said=setting, **LARGE))
-    assert [finding.severity for finding in told] == ["warning"]
-
-
-def test_lists_of_the_decoding_distribution_raise_no_alarm_invariant(tmp_path: Path) -> None:
-    settings = _cold(0.7), _cold(1.0, top_k=5), _cold(0.6, top_p=0.9), _cold(0.0), _cold(1.0, top_k=12, top_p=0.95)
-    for seed, setting in enumerate(settings):
-        for width in (12, VOCAB):
-            arguments = given(seed, **setting, rollouts=40, length=20, width=width, processed=True)
-            assert findings(tmp_path / "s", arguments) == []
-
-
-def test_lists_of_some_rollouts_are_judged_invariant(tmp_path: Path) -> None:
-    covered = np.arange(60) % 3 > 0
-    for said, temperature, alarms in ((PLAIN, 1.0, 0), (PLAIN, 0.7, 1)):
-        arguments = given(1, temperature=temperature, **LARGE, said=said, scored=said)
-        rows = np.repeat(covered, np.diff(arguments["indptr"]))
-        listed = arguments["parts"]["lists"]
-        arguments["parts"] = {"lists": {name: values[rows] for name, values in listed.items()} | {"covered": covered}}
-        assert len(findings(tmp_path / "s", arguments)) == alarms
-
-
-def test_case_61_corrupt_log_probs_of_one_request_against_closed_form(tmp_path: Path) -> None:
-    arguments = given(4, rollouts=8, length=40)
-    low, high = arguments["indptr"][3:5]
-    arguments["log_p"] = arguments["log_p"].copy()
-    arguments["log_p"][low:high] -= 5
-    told = {finding.where: finding.message for finding in findings(tmp_path / "s", arguments)}
-    assert "log_p of rollouts 'r3' are up to 5 nats a token from the lists" in told["rollouts/lists-00000.parquet"]
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.05])
-def test_case_69_noise_of_another_pass_raises_no_alarm_invariant(tmp_path: Path, noise: float) -> None:
-    rng = np.random.default_rng(1)
-    for seed in range(4):
-        arguments = given(seed, **LARGE)
-        arguments["log_p"] = np.minimum(arguments["log_p"] + rng.normal(0, noise, len(arguments["log_p"])), 0)
-        assert findings(tmp_path / "s", arguments) == []
-
-
-def test_case_68_ties_of_greedy_tokens_raise_no_alarm_against_closed_form(tmp_path: Path) -> None:
-    for gap, alarms in ((0.3, 0), (0.7, 1)):
-        arguments = given(5, temperature=0.0, **LARGE)
-        listed = arguments["parts"]["lists"]
-        pair = listed["log_p"][:, :2]
-        even = np.logaddexp(*pair.T)[:, None] - np.logaddexp(0, -gap) - [[0, gap]]
-        rows = np.flatnonzero(even[:, 1] > listed["log_p"][:, 2])
-        arguments["tokens"][rows], pair[rows] = listed["ids"][rows, 1], even[rows]
-        found = [f for f in findings(tmp_path / "s", arguments) if f.where.startswith("rollouts")]
-        assert len(found) == alarms
 
 
 @pytest.mark.parametrize("value", [-100.0, -9999.0, -1e10, -3.4028234663852886e38])
@@ -225,7 +142,7 @@ def test_repeated_rollouts_against_closed_form(tmp_path: Path) -> None:
     for changes in (
         {"prompt_ids": ["p", "q", "r"]},
         {"turns": [0, 1, 2]},
-        {"metadata": {"sampling": _cold(0.0)}},
+        {"metadata": {"sampling": cold(0.0)}},
         {"metadata": {}},
     ):
         assert findings(tmp_path / "s", {**words, "log_p": np.full(27, np.log(0.1)), **changes}) == []
@@ -252,12 +169,28 @@ def test_log_probs_that_are_all_zero_against_closed_form(tmp_path: Path) -> None
     assert told.startswith("drafters/soft/law-00000.parquet: every log_q is 0, though drafts are sampled")
 
 
-def test_target_lists_that_are_shifted_are_named_against_simulation(tmp_path: Path) -> None:
-    arguments = given(3, rollouts=40, length=40)
-    listed = arguments["parts"]["lists"]
-    arguments["parts"]["lists"] = {name: np.roll(values, 1, axis=0) for name, values in listed.items()}
-    told = alarm(tmp_path / "s", arguments)
-    assert told.startswith("rollouts/lists-00000.parquet: the lists stand one position too late")
+@pytest.mark.parametrize("columns", [("entropy", "varentropy"), ("varentropy",)])
+@pytest.mark.parametrize("some", [1, 3])
+def test_entropies_that_are_zero_beside_random_tokens_against_closed_form(
+    tmp_path: Path, columns: tuple[str, ...], some: int
+) -> None:
+    for seed, setting in enumerate(({}, {"temperature": 0.7}, {"top_k": 5})):
+        arguments = given(seed, **setting)
+        for column in columns:
+            arguments["parts"]["divergence"][column][::some] = 0
+        told = alarm(tmp_path / "s", arguments)
+        count = len(arguments["tokens"][::some])
+        assert told.startswith("rollouts/divergence-00000.parquet: varentropy is 0 at ") and "-log_p differs" in told
+        assert count <= int(re.search(r"0 at (\d+) positions", told)[1]) < 1.2 * count + 5
+
+
+def test_entropies_that_are_zero_in_half_precision_raise_no_alarm_invariant(tmp_path: Path) -> None:
+    for seed in range(20):
+        arguments = given(seed, temperature=0.1, rollouts=30)
+        for column, values in arguments["parts"]["divergence"].items():
+            arguments["parts"]["divergence"][column] = values.astype(np.float16).astype(np.float32)
+        assert (arguments["parts"]["divergence"]["varentropy"] == 0).mean() > 0.05
+        assert findings(tmp_path / "s", arguments) == []
 
 
 @pytest.mark.parametrize(("rare", "alarms"), [(10, 0), (45, 1)])
@@ -281,6 +214,18 @@ def test_bound_of_deviations_against_simulation() -> None:
         sums = scale * (rng.binomial(count, chance, 1_000_000) - count * chance)
         assert np.abs(sums).max() < sampled.allowed_deviation(count * chance * (1 - chance) * scale**2, scale)
     assert sampled.allowed_deviation(1e8, 5.0) == pytest.approx(5.68e4, rel=0.01)
+
+
+@pytest.mark.parametrize(("total", "rate"), [(56, 0.25), (300, 0.05), (40, 0.5), (9, 0.1)])
+def test_bound_of_rates_against_enumeration(total: int, rate: float) -> None:
+    chances = np.array([math.comb(total, n) * rate**n * (1 - rate) ** (total - n) for n in range(total + 1)])
+    for count in range(total + 1):
+        beyond = chances[: count + 1].sum() if count < rate * total else chances[count:].sum()
+        if sampled.unlikely(count, total, rate):
+            assert beyond < sampled.RARE
+        else:
+            assert beyond > sampled.RARE / 100
+    assert not sampled.unlikely(0, 0, rate)
 
 
 def test_command_prints_findings_as_table_and_json_invariant(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -79,14 +79,37 @@ SETTINGS = [
     Setting(0.7, top_k=10, min_p=0.05),
     Setting(0.5, min_p=0.05),
     Setting(0.5, min_p=0.1, tempered_first=False, min_p_tempered=False),
+    Setting(0.7, top_p=0.9, min_p=0.05),
+    Setting(1.0, top_k=5, top_p=0.7, cut_first=False),
+    Setting(0.6, top_k=4, top_p=0.8, min_p=0.1, cut_first=False, tempered_first=False, min_p_tempered=False),
 ]
+
+
+def _scores(raw: np.ndarray, setting: Setting) -> np.ndarray:
+    filters = setting.top_k, setting.top_p, not setting.tempered_first, setting.min_p
+    return decoded(raw, setting.temperature, *filters, joint=not setting.cut_first)
+
+
+ORDERS = [
+    (None, Setting(0.7, 5, 0.9, 0.1, told=True, other=True)),  # engines differ
+    (["temperature", "top_k", "top_p", "min_p"], Setting(0.7, 5, 0.9, 0.1, told=True)),
+    (["temperature", "min_p", "top_k", "top_p"], Setting(0.7, 5, 0.9, 0.1, told=True, other=True)),
+    (["temperature", "joint"], Setting(0.7, 5, 0.9, 0.1, cut_first=False, told=True)),
+    (["joint", "temperature"], Setting(0.7, 5, 0.9, 0.1, False, False, False, told=True)),
+    (["top_p", "temperature", "min_p", "top_k"], Setting(0.7, 5, 0.9, 0.1, False, False, True, told=True)),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), ORDERS)
+def test_orders_of_filters_against_closed_form(order: list[str] | None, wanted: Setting) -> None:
+    sampling = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "order": order}
+    assert Setting.of({"sampling": sampling}) == wanted
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kept_entries_and_log_probs_against_enumeration(setting: Setting) -> None:
     raw = _raw(4)
-    last = not setting.tempered_first
-    scores = decoded(raw, setting.temperature, setting.top_k, setting.top_p, last, setting.min_p)
+    scores = _scores(raw, setting)
     order = np.argsort(-raw, axis=1)
     listed = _listed(raw, order[:, 0], scores[np.arange(ROWS), order[:, 0]])
     keep, more, known = listed.kept(setting)
@@ -97,6 +120,40 @@ def test_kept_entries_and_log_probs_against_enumeration(setting: Setting) -> Non
     assert np.allclose(distances[known], 0, atol=1e-9) and np.isnan(distances[~known]).all()
     moved = _listed(raw, order[:, 0], scores[np.arange(ROWS), order[:, 0]] - 3.0)
     assert (moved.distances(setting)[known] > 0.5).mean() > 0.5
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_bounds_hold_every_token_against_enumeration(setting: Setting) -> None:
+    """Each token of the vocabulary in turn: its log-probability is inside, and is the bounds where it is listed."""
+    raw = _raw(5)
+    scores = _scores(raw, setting)
+    tight = 0.0
+    for token in range(VOCAB):
+        own, listed = scores[:, token], _listed(raw, np.full(ROWS, token))
+        low, high = listed.bounds(setting)
+        known = ~np.isnan(high)
+        assert (low[known] <= own[known] + 1e-9).all() and (own[known] <= high[known] + 1e-9).all()
+        assert not (listed.excluded(setting) & (own > -np.inf)).any()
+        tight += float(np.mean((own == -np.inf) & (high == -np.inf) & (low == -np.inf)))
+        exact = known & (listed.place < WIDTH) & (low > -np.inf)
+        assert not 0 < setting.top_k <= WIDTH or np.allclose(low[exact], high[exact])
+    assert tight > 1 or not setting.filtered or setting.top_k > WIDTH
+
+
+def test_tokens_at_the_edge_of_a_filter_are_not_left_out_invariant() -> None:
+    logs = np.log([[0.4, 0.2, 0.2, 0.1]])
+    for place, excluded in ((0, False), (1, False), (2, False), (3, True), (4, True)):
+        listed = Listed(logs, np.array([0.1]), np.array([place]), np.zeros(1), np.zeros(1, int), VOCAB)
+        assert listed.excluded(Setting(top_k=2))[0] == excluded
+        low, high = listed.bounds(Setting(top_k=2))
+        assert (low[0] > -np.inf) == (place == 0) and (high[0] > -np.inf) != excluded
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.top_k or s.min_p])
+def test_lists_that_hold_more_than_filters_leave_against_enumeration(setting: Setting) -> None:
+    raw = _raw(6)
+    assert not _listed(raw, np.zeros(ROWS, int)).may_be_decoded(setting) or setting.top_k > WIDTH
+    assert _listed(_scores(raw, setting), np.zeros(ROWS, int)).may_be_decoded(setting)
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "peak"), [(5, 1.0, 3), (0, 0.8, 3), (0, 0.8, 9)])
