@@ -2,9 +2,19 @@
 
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
-from markov_spec.chain import RoundDistribution, Rounds, expected_inverse, round_distribution, solve
+from markov_spec.chain import (
+    Bounds,
+    RoundDistribution,
+    Rounds,
+    bound_rounds,
+    bound_rounds_block,
+    expected_inverse,
+    round_distribution,
+    solve,
+)
 from markov_spec.drafting import DraftTree, TreeRanks, build_tree, next_tokens, tree_law, tree_ranks
 from markov_spec.evaluation import (
+    BoundedEvaluation,
     BudgetOptimum,
     Clairvoyant,
     Contender,
@@ -14,6 +24,7 @@ from markov_spec.evaluation import (
     clairvoyant,
     draft_tree,
     evaluate,
+    evaluate_bounds,
     fit_static_tree,
     keep_tree_ranks,
     law_of,
@@ -34,6 +45,8 @@ from markov_spec.sources import (
 from markov_spec.store import Store, StoreWriter, add_drafter, open_store, write_store
 
 __all__ = [
+    "BoundedEvaluation",
+    "Bounds",
     "BudgetOptimum",
     "Clairvoyant",
     "Contender",
@@ -51,12 +64,15 @@ __all__ = [
     "StoreWriter",
     "TreeRanks",
     "add_drafter",
+    "bound_rounds",
+    "bound_rounds_block",
     "budget_curve",
     "build_tree",
     "clairvoyant",
     "compare_scores",
     "draft_tree",
     "evaluate",
+    "evaluate_bounds",
     "expected_inverse",
     "export_jsonl",
     "export_parquet",

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import polars as pl
 import typer
 
 from markov_spec.acceptance import RULES
 from markov_spec.cli.output import StorePath, app, show
-from markov_spec.evaluation import Contender, evaluate, proxies_frame
+from markov_spec.evaluation import Contender, evaluate, evaluate_bounds, proxies_frame
 from markov_spec.metrics import CONVENTIONS
-from markov_spec.report import evaluation_csv, evaluation_json, evaluation_table, proxies_table
+from markov_spec.report import bounds_table, evaluation_csv, evaluation_json, evaluation_table, proxies_table
 from markov_spec.store import Store, open_store
 
 FIRST_START = "0: the first token is drafted too; 1: the prefill emits it."
@@ -60,6 +61,15 @@ def evaluate_command(
         str | None,
         typer.Option(help=f"Give the acceptance length as counted by one of {', '.join(CONVENTIONS)}; see below."),
     ] = None,
+    bounds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Give bounds where something is not known: [b]lists:top=5[/b], q of tokens outside a drafter's top 5; "
+            "[b]tolerance:nats=0.01[/b], every log-probability; [b]half:dtype=bfloat16[/b], their rounding; "
+            "[b]transport:m=2[/b], which optimal transport of 2 drafts.",
+        ),
+    ] = None,
     by: By = None,
     format: Form = None,
     out: Out = None,
@@ -97,6 +107,18 @@ def evaluate_command(
     opened = open_store(store)
     chosen = _contenders(opened, contenders, rule, draft_length)
     start = None if first_start is None else int(first_start)
+    if bounds is not None:
+        if convention is not None:
+            raise typer.BadParameter("found with --convention; allowed: one of them", param_hint="--bounds")
+        found = [evaluate_bounds(opened, contender, bounds, first_start=start or 0) for contender in chosen]
+        rows = [row for one in found for row in one.results(by=by)]
+        if form == "json":
+            show(json.dumps({"store": str(store), "bounds": rows}, indent=2) + "\n", out)
+        elif form == "csv":
+            show(pl.DataFrame(rows).write_csv(), out)
+        else:
+            show(bounds_table(rows), out)
+        return
     results = [evaluate(opened, contender, first_start=start, convention=convention) for contender in chosen]
     if form == "json":
         show(evaluation_json(store, results, by), out)

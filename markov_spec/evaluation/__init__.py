@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from markov_spec.arrays import RequestError, RoundLaw
+from markov_spec.evaluation.bounds import BoundedEvaluation, evaluate_bounds
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender, check_price
@@ -19,6 +20,7 @@ from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
 from markov_spec.evaluation.trees import accepted_at, draft_tree, tree_plans, whole_tree_plan
+from markov_spec.evaluation.uncertainty import UNCERTAIN
 from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
@@ -26,6 +28,8 @@ from markov_spec.store import Store, open_store
 __all__ = [
     "LEARNED_HERE",
     "RULE_SETTINGS",
+    "UNCERTAIN",
+    "BoundedEvaluation",
     "BudgetOptimum",
     "Clairvoyant",
     "Contender",
@@ -36,6 +40,7 @@ __all__ = [
     "clairvoyant",
     "draft_tree",
     "evaluate",
+    "evaluate_bounds",
     "fit_static_tree",
     "is_learned",
     "keep_tree_ranks",

@@ -1,6 +1,7 @@
 """Results for people and for other programs: tables, JSON and CSV. Reads results only."""
 
 from markov_spec.report.tables import (
+    bounds_table,
     evaluation_csv,
     evaluation_json,
     evaluation_table,
@@ -11,6 +12,7 @@ from markov_spec.report.tables import (
 from markov_spec.report.trees import calibration_table, curve_table, optimum_table
 
 __all__ = [
+    "bounds_table",
     "calibration_table",
     "curve_table",
     "evaluation_csv",

@@ -108,6 +108,44 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     return Group(fitted(table), Text(_footnote(store, results), style="dim"), *lines)
 
 
+def bounds_table(rows: Sequence[Mapping[str, Any]]) -> Group:
+    """Lay bounds out for a terminal, a row for each contender (and benchmark).
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        As from ``BoundedEvaluation.results``.
+
+    Returns
+    -------
+    rich.console.Group
+    """
+    grouped = any("benchmark" in row for row in rows)
+    table = titled("contender", *(["benchmark"] if grouped else []), "rule")
+    for title in ("tokens", "rounds", "pooled length", "as recorded", "uncertain drafts"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for row in rows:
+        low, high = row["pooled_length_low"], row["pooled_length_high"]
+        table.add_row(
+            escape(row["contender"]),
+            *([escape(row["benchmark"])] if grouped else []),
+            row["rule"],
+            str(row["committed_tokens"]),
+            f"{row['rounds_low']:.2f} to {row['rounds_high']:.2f}",
+            "-" if low is None else f"{low:.4f} to {high:.4f}",
+            "-" if row["pooled_length"] is None else f"{row['pooled_length']:.4f}",
+            f"{row['uncertain_share']:.1%}",
+            row["kind"],
+        )
+    sources = ", ".join(dict.fromkeys(row["source"] for row in rows))
+    line = (
+        f"Not known: {sources}. Exact: each bound is attained within the intervals of acceptance; outer: it holds, but "
+        "need not be attained."
+    )
+    return Group(fitted(table), Text(line, style="dim"))
+
+
 def proxies_table(frame: pl.DataFrame) -> Table:
     """Lay proxies out beside the exact figures, a row for each contender and proxy.
 

@@ -1,0 +1,235 @@
+"""Expected rounds between two numbers, where acceptances are not known but lie in intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from markov_spec.arrays import Array, RequestError
+from markov_spec.chain import Bounds, bound_rounds, bound_rounds_block, solve
+from markov_spec.evaluation.contender import Contender, as_contender
+from markov_spec.evaluation.laws import Plan, plans
+from markov_spec.evaluation.uncertainty import UNCERTAIN, Interval, Uncertainty
+from markov_spec.metrics import pooled_length
+from markov_spec.store import Store, open_store
+
+Kind = Literal["exact", "outer"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundedEvaluation:
+    """Bounds of the expected rounds of a contender on every rollout. Made by ``evaluate_bounds``.
+
+    Parameters
+    ----------
+    contender, rule, source : str
+        The source says what is uncertain, in words.
+    ids, prompt_ids, benchmarks : tuple of str, (R,)
+    committed : ndarray, (R,)
+    low, high : ndarray of float64, (R,)
+        Bounds of the expected rounds.
+    exact : ndarray of float64, (R,), or None
+        Expected rounds by what is recorded, where the source only sets it aside; None if it is not known.
+    uncertain : float
+        Share of the drafts inside the rollouts whose acceptance is not known.
+    kind : {"exact", "outer"}
+        Whether all bounds are attained within the intervals.
+    """
+
+    contender: str
+    rule: str
+    source: str
+    ids: tuple[str, ...]
+    prompt_ids: tuple[str, ...]
+    benchmarks: tuple[str, ...]
+    committed: Array
+    low: Array
+    high: Array
+    exact: Array | None
+    uncertain: float
+    kind: Kind
+
+    @property
+    def pooled_length(self) -> tuple[float, float] | None:
+        """Committed tokens per round over all rollouts, between these two numbers."""
+        return self._lengths(np.ones(len(self.ids), dtype=bool))
+
+    def _lengths(self, chosen: Array) -> tuple[float, float] | None:
+        tokens = self.committed[chosen]
+        low, high = (pooled_length(tokens, rounds[chosen]) for rounds in (self.high, self.low))
+        return None if low is None or high is None else (low, high)
+
+    def results(self, *, by: Literal["benchmark"] | None = None) -> list[dict[str, Any]]:
+        """Give the aggregates as plain values, ready for JSON: one, or one for each benchmark."""
+        if by not in (None, "benchmark"):
+            raise RequestError(f"by: found {by!r}; allowed: None or 'benchmark'")
+        names = np.array(self.benchmarks, dtype=object)
+        groups: dict[str | None, Array] = {None: np.ones(len(self.ids), dtype=bool)}
+        if by is not None:
+            groups = {name: names == name for name in dict.fromkeys(self.benchmarks)}
+        rows = []
+        for name, chosen in groups.items():
+            length = self._lengths(chosen)
+            own = None if self.exact is None else self.exact[chosen]
+            rows.append(
+                {
+                    "contender": self.contender,
+                    "rule": self.rule,
+                    "source": self.source,
+                    **({} if name is None else {"benchmark": name}),
+                    "rollouts": int(chosen.sum()),
+                    "committed_tokens": int(self.committed[chosen].sum()),
+                    "rounds_low": math.fsum(self.low[chosen]),
+                    "rounds_high": math.fsum(self.high[chosen]),
+                    "pooled_length_low": None if length is None else length[0],
+                    "pooled_length_high": None if length is None else length[1],
+                    "pooled_length": None if own is None else pooled_length(self.committed[chosen], own),
+                    "uncertain_share": self.uncertain,
+                    "kind": self.kind,
+                }
+            )
+        return rows
+
+    def to_frame(self) -> pl.DataFrame:
+        """Give one row per rollout, with rounds_low, rounds_high, and expected_rounds as recorded."""
+        return pl.DataFrame(
+            {
+                "contender": [self.contender] * len(self.ids),
+                "rollout": self.ids,
+                "prompt": self.prompt_ids,
+                "benchmark": self.benchmarks,
+                "committed_tokens": self.committed.astype(np.int64),
+                "rounds_low": self.low,
+                "rounds_high": self.high,
+                "expected_rounds": np.full(len(self.ids), None) if self.exact is None else self.exact,
+            },
+            schema_overrides={"expected_rounds": pl.Float64},
+        )
+
+    def __repr__(self) -> str:
+        length = self.pooled_length
+        told = "no rounds" if length is None else f"{length[0]:.4f} to {length[1]:.4f} tokens per round"
+        own = None if self.exact is None else pooled_length(self.committed, self.exact)
+        beside = "" if own is None else f", {own:.4f} as recorded"
+        count = len(self.ids)
+        return (
+            f"BoundedEvaluation({self.contender}: {told} ({self.kind}{beside}; {self.source}, {self.uncertain:.1%} of "
+            f"drafts uncertain, {count} rollout{'s' * (count != 1)}))"
+        )
+
+    def _repr_html_(self) -> str:
+        return pl.DataFrame(self.results())._repr_html_()
+
+
+def evaluate_bounds(
+    store: Store | str | Path, contender: Contender | str, source: Uncertainty | str, *, first_start: int = 0
+) -> BoundedEvaluation:
+    """Bound the expected decoding rounds of a contender where its acceptances are not known exactly.
+
+    Parameters
+    ----------
+    store : Store or path
+    contender : Contender or str
+        ``"quant5"``, ``"block:rule=block"``: a chain, of rule ``rejection``, ``independent``, ``block`` or ``match``.
+    source : Uncertainty or str
+        What is not known: ``"lists:top=5"``, the drafter's probability of the realised token beyond its five likeliest;
+        ``"tolerance:nats=0.01"``, every log-probability up to so much; ``"half:dtype=bfloat16"``, their rounding;
+        ``"transport:m=2"``, what optimal transport of 2 drafts accepts (recorded by ``--scalars``). See
+        ``evaluation.UNCERTAIN``.
+    first_start : int
+        0 when the first token is drafted too, 1 when the prefill emits it.
+
+    Returns
+    -------
+    BoundedEvaluation
+        ``"exact"`` if each bound is attained within the intervals; ``"outer"`` if it holds, but need not be.
+
+    Raises
+    ------
+    RequestError
+        If the source does not tell of this rule, or the store lacks what it reads.
+    ValueError
+        If the store is damaged.
+
+    Notes
+    -----
+    ``O(N K)``, range by range as `evaluate`. Source: MATH of robust dynamic programming in ``chain.intervals``.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> found = ms.evaluate_bounds("data/demo", "quant5:K=4", "lists:top=5")
+    >>> low, high = found.pooled_length
+    >>> bool(low <= ms.evaluate("data/demo", "quant5:K=4").pooled_length <= high), found.kind
+    (True, 'exact')
+    """
+    opened, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
+    unknown = _source(source)
+    parts = list(_solved(opened, wanted, unknown, first_start))
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    kinds, counts = set(columns.pop("kind").tolist()), columns.pop("counts").reshape(-1, 2).sum(axis=0)
+    columns |= {name: tuple(columns[name].tolist()) for name in ("ids", "prompt_ids", "benchmarks")}
+    (rule, *_), known = columns.pop("rule").tolist(), columns.pop("exact")
+    return BoundedEvaluation(
+        contender=str(wanted),
+        rule=rule,
+        source=str(unknown),
+        **columns,
+        exact=None if np.isnan(known).any() else known,
+        uncertain=float(counts[0] / counts[1]) if counts[1] else 0.0,
+        kind="outer" if "outer" in kinds else "exact",
+    )
+
+
+def _source(given: Uncertainty | str) -> Uncertainty:
+    if not isinstance(given, str):
+        return given
+    name, _, rest = given.partition(":")
+    if name not in UNCERTAIN:
+        raise RequestError(f"bounds: found {given!r}; allowed: {', '.join(UNCERTAIN)}, such as lists:top=5")
+    options: dict[str, Any] = {}
+    for item in rest.split(",") if rest else []:
+        key, _, value = item.partition("=")
+        try:
+            options[key] = int(value) if value.isdigit() else float(value)
+        except ValueError:
+            options[key] = value
+    try:
+        made: Uncertainty = UNCERTAIN[name](**options)
+        return made
+    except TypeError:
+        allowed = ", ".join(UNCERTAIN[name].__dataclass_fields__)
+        raise RequestError(f"bounds: found {given!r}; allowed settings of {name}: {allowed}") from None
+
+
+def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: int) -> Iterator[Mapping[str, Array]]:
+    for chosen in plans(store, wanted):
+        interval = unknown.interval(chosen)
+        bounds = _bounded(chosen, interval, first_start)
+        rollouts = chosen.rollouts
+        solved = solve(chosen.law(0, len(rollouts)), first_start=first_start) if interval.known else None
+        count = len(rollouts)
+        yield {
+            "ids": np.array(rollouts.ids, dtype=object),
+            "prompt_ids": np.array(rollouts.prompt_ids, dtype=object),
+            "benchmarks": np.array(rollouts.benchmarks, dtype=object),
+            "rule": np.array([chosen.rule], dtype=object),
+            "committed": np.maximum(np.diff(rollouts.indptr) - first_start, 0),
+            "low": bounds.low,
+            "high": bounds.high,
+            "exact": np.full(count, np.nan) if solved is None else solved.expected,
+            "kind": np.array([bounds.kind if interval.independent else "outer"], dtype=object),
+            "counts": np.array(interval.uncertain(rollouts.indptr, chosen.draft_length), dtype=np.int64),
+        }
+
+
+def _bounded(chosen: Plan, interval: Interval, first_start: int) -> Bounds:
+    verb = bound_rounds_block if interval.block else bound_rounds
+    length: Any = chosen.lengths(slice(None))
+    return verb(interval.low, interval.high, chosen.rollouts.indptr, draft_length=length, first_start=first_start)
