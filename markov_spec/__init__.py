@@ -2,6 +2,7 @@
 
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
+from markov_spec.certificates import Thresholds, kl_to_reject, kl_to_reject_margin
 from markov_spec.chain import (
     Bounds,
     RoundDistribution,
@@ -16,11 +17,13 @@ from markov_spec.drafting import DraftTree, TreeRanks, build_tree, next_tokens, 
 from markov_spec.evaluation import (
     BoundedEvaluation,
     BudgetOptimum,
+    Certificates,
     Clairvoyant,
     Contender,
     Evaluation,
     Proxies,
     budget_curve,
+    certify,
     clairvoyant,
     draft_tree,
     evaluate,
@@ -48,6 +51,7 @@ __all__ = [
     "BoundedEvaluation",
     "Bounds",
     "BudgetOptimum",
+    "Certificates",
     "Clairvoyant",
     "Contender",
     "DraftTree",
@@ -62,12 +66,14 @@ __all__ = [
     "Rounds",
     "Store",
     "StoreWriter",
+    "Thresholds",
     "TreeRanks",
     "add_drafter",
     "bound_rounds",
     "bound_rounds_block",
     "budget_curve",
     "build_tree",
+    "certify",
     "clairvoyant",
     "compare_scores",
     "draft_tree",
@@ -80,6 +86,8 @@ __all__ = [
     "fit_static_tree",
     "import_jsonl",
     "keep_tree_ranks",
+    "kl_to_reject",
+    "kl_to_reject_margin",
     "law_of",
     "length_curve",
     "next_tokens",

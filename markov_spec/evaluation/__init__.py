@@ -9,6 +9,7 @@ import numpy as np
 from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.bounds import BoundedEvaluation, evaluate_bounds
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
+from markov_spec.evaluation.certify import Certificates, certify
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender, check_price
 from markov_spec.evaluation.keeping import keep_tree_ranks
@@ -31,12 +32,14 @@ __all__ = [
     "UNCERTAIN",
     "BoundedEvaluation",
     "BudgetOptimum",
+    "Certificates",
     "Clairvoyant",
     "Contender",
     "Evaluation",
     "Proxies",
     "accepted_at",
     "budget_curve",
+    "certify",
     "clairvoyant",
     "draft_tree",
     "evaluate",

@@ -1,5 +1,6 @@
 """Results for people and for other programs: tables, JSON and CSV. Reads results only."""
 
+from markov_spec.report.certificates import certificates_plot, certificates_table
 from markov_spec.report.tables import (
     bounds_table,
     evaluation_csv,
@@ -14,6 +15,8 @@ from markov_spec.report.trees import calibration_table, curve_table, optimum_tab
 __all__ = [
     "bounds_table",
     "calibration_table",
+    "certificates_plot",
+    "certificates_table",
     "curve_table",
     "evaluation_csv",
     "evaluation_json",

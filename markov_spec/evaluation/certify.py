@@ -1,0 +1,327 @@
+"""Which drafts of a store must be accepted, by the divergence of target and drafter alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from markov_spec.arrays import Array, RequestError, cells_inside
+from markov_spec.certificates import RULES, kl_to_reject
+from markov_spec.chain import bound_rounds
+from markov_spec.evaluation.contender import Contender, as_contender
+from markov_spec.evaluation.laws import DEFAULT_DRAFT_LENGTH
+from markov_spec.evaluation.lists import ranges, recorded
+from markov_spec.store import Store, open_store
+
+BREAKS = (0.1, 0.25, 0.5, 0.75, 0.9)
+LABELS = [f"{low:g} to {high:g}" for low, high in pairwise((0, *BREAKS, 1))]
+DIVERGENCE, COLUMN = "divergence", "raw_kl_pq"
+PROMISES = ("strict", "tree")  # rules whose accepted drafts are the rollout of a greedy target
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificates:
+    """Which drafts are certain to be accepted, and which were. Made by ``certify``.
+
+    Parameters
+    ----------
+    contender, rule : str
+    frame : polars.DataFrame
+        A row for each draft inside its rollout: rollout, prompt, benchmark, start, depth, position (of the token
+        proposed, from 0), margin (target's best probability less its second), threshold (nats), threshold_exact, kl
+        (nats), certified, accepted (null where it is not known).
+    indptr : ndarray of int64, (R+1,)
+        Row offsets of the rollouts' starts.
+    draft_length : int
+    by_position : bool
+        Whether a draft depends on its position alone, as an autoregressive drafter's does: the frame has each once, at
+        depth 1.
+    greedy : bool
+        Whether the rollouts are the target's likeliest tokens, so that an accepted draft is the rollout's own.
+    """
+
+    contender: str
+    rule: str
+    frame: pl.DataFrame
+    indptr: Array
+    draft_length: int
+    by_position: bool
+    greedy: bool
+
+    def summary(self, by: str = "benchmark") -> pl.DataFrame:
+        """Give certified and accepted shares.
+
+        Parameters
+        ----------
+        by : {"benchmark", "margin", "depth"}
+            Margins in buckets from 0, .1, .25, .5, .75 and .9 on.
+
+        Returns
+        -------
+        polars.DataFrame
+            The group, drafts, mean_kl, mean_threshold, certified and accepted (shares), gap (accepted less certified).
+        """
+        if by not in ("benchmark", "margin", "depth"):
+            raise RequestError(f"by: found {by!r}; allowed: 'benchmark', 'margin', 'depth'")
+        frame = self.frame
+        if by == "margin":
+            frame = frame.with_columns(
+                margin=pl.col("margin").cut(BREAKS, labels=LABELS, left_closed=True).cast(pl.String)
+            )
+        found = frame.group_by(by, maintain_order=by == "benchmark").agg(
+            drafts=pl.len(),
+            mean_kl=pl.col("kl").mean(),
+            mean_threshold=pl.col("threshold").filter(pl.col("threshold").is_finite()).mean(),
+            certified=pl.col("certified").mean(),
+            accepted=pl.col("accepted").mean(),
+        )
+        return (found if by == "benchmark" else found.sort(by)).with_columns(
+            gap=pl.col("accepted") - pl.col("certified")
+        )
+
+    def loosest(self, count: int = 10) -> pl.DataFrame:
+        """Give the accepted drafts whose divergence exceeds the threshold by most: where the promise falls short."""
+        missed = self.frame.filter(pl.col("accepted") & ~pl.col("certified"))
+        return missed.sort(pl.col("kl") - pl.col("threshold"), descending=True).head(count)
+
+    def run_length(self) -> float | None:
+        """Give the mean number of certified drafts one after the other from a start; None without drafts."""
+        if not len(self.frame):
+            return None
+        certain = self._cells(self.frame["certified"].to_numpy())
+        if certain.ndim == 2:
+            return float(np.logical_and.accumulate(certain, axis=1).sum(axis=1).mean())
+        runs, ahead = np.zeros(certain.size), 0
+        ends = set((self.indptr[1:] - 1).tolist())
+        for t in range(certain.size - 1, -1, -1):
+            ahead = (0 if t in ends else ahead) + 1 if certain[t] else 0
+            runs[t] = ahead
+        return float(runs.mean())
+
+    def share_at(self, kl: Any) -> Array:
+        """Give the share of the drafts that are certified if no divergence exceeds ``kl`` nats, of any shape."""
+        thresholds = np.sort(self.frame["threshold"].to_numpy())
+        share: Array = 1 - np.searchsorted(thresholds, kl, side="right") / max(thresholds.size, 1)
+        return share
+
+    def guaranteed_length(self, kl: float) -> float:
+        """Give the pooled length that is certain if no divergence exceeds ``kl`` nats.
+
+        Raises
+        ------
+        RequestError
+            If the rollouts are not greedy, or the rule is lossy: its promise is of acceptance at a context of the
+            rollout, which such a rule leaves.
+        """
+        if not self.greedy:
+            raise RequestError(
+                "guaranteed length: found rollouts that were drawn at random; allowed: those of a greedy target "
+                "(temperature 0), whose own tokens are the accepted drafts"
+            )
+        if self.rule not in PROMISES:
+            raise RequestError(
+                f"rule: found {self.rule!r}; allowed: {', '.join(PROMISES)}: a lossy rule's accepted draft may leave "
+                "the rollout, so certificates along it bound no rounds"
+            )
+        low = self._cells((self.frame["threshold"] > kl).to_numpy()).astype(np.float32)
+        bounds = bound_rounds(low, np.ones_like(low), self.indptr, draft_length=self.draft_length)
+        rounds = math.fsum(bounds.high)
+        return float(self.indptr[-1]) / rounds if rounds else 0.0
+
+    def kl_for_length(self, length: float) -> float | None:
+        """Give the largest divergence at every position that makes a pooled length certain; None if none does."""
+        if self.guaranteed_length(0.0) < length:
+            return None
+        values = np.unique(self.frame["threshold"].to_numpy())
+        first, last = 0, values.size
+        while first < last:  # guaranteed_length falls as kl grows
+            middle = (first + last) // 2
+            if self.guaranteed_length(float(values[middle])) >= length:
+                first = middle + 1
+            else:
+                last = middle
+        return float(values[min(first, values.size - 1)])
+
+    def _cells(self, values: Array) -> Array:
+        """Lay a column of the frame out as acceptances are: (N,) if each position is one draft, else (N, K)."""
+        if self.by_position:
+            return values
+        cells: Array = np.zeros((int(self.indptr[-1]), self.draft_length), dtype=values.dtype)
+        cells[cells_inside(self.indptr, self.draft_length, None)] = values
+        return cells
+
+    def __repr__(self) -> str:
+        shares = self.frame.select(pl.col("certified").mean(), pl.col("accepted").mean()).row(0)
+        told = [
+            f"{name} {share:.1%}"
+            for name, share in zip(("certified", "accepted"), shares, strict=True)
+            if share is not None
+        ]
+        return f"Certificates({self.contender}, rule {self.rule}: {len(self.frame)} drafts, {', '.join(told)})"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+
+def certify(
+    store: Store | str | Path,
+    contender: Contender | str,
+    *,
+    rule: str = "strict",
+    kl: float | None = None,
+    tolerance: float = 0.0,
+    **thresholds: Any,
+) -> Certificates:
+    """Certify which drafts a greedy target must accept, by the divergence of the two models at each position.
+
+    Parameters
+    ----------
+    store : Store or path
+        With the target's lists; of the drafter ``raw_kl_pq`` in part ``divergence``, unless ``kl`` is given, and its
+        lists, which tell what is accepted.
+    contender : Contender or str
+        A drafter, with a draft length perhaps: ``"quant5"``, ``"block:K=4"``.
+    rule : str
+        One of ``certificates.RULES``: ``"strict"`` (greedy), the lossy rules with their thresholds (``t=``, ``alpha=``,
+        ``m=``, ``epsilon=`` and ``delta=``), or ``"tree"`` (``m=``): the drafter's ``m`` best tokens at each depth.
+    kl : float, optional
+        A bound on KL(p||q) at every position, in nats, in place of what is recorded.
+    tolerance : float
+        Nats by which recorded divergences may be too small, as of log-probabilities in half precision.
+
+    Returns
+    -------
+    Certificates
+
+    Raises
+    ------
+    RequestError
+        If the store lacks what is read, or the rule or a threshold is unknown.
+    ValueError
+        If the store is damaged.
+
+    Notes
+    -----
+    ``O(N (K + M))``. A certificate is about the context of the rollout: target and drafter read its own tokens. Of
+    plain softmaxes, not of those that tokens are drawn from.
+    Source: see ``certificates.thresholds``.
+
+    Examples
+    --------
+    >>> import markov_spec as ms
+    >>> found = ms.certify("data/demo-greedy", "quant5")
+    >>> shares = found.summary("depth").select("certified", "accepted").row(0)
+    >>> bool(shares[0] < shares[1])  # a certificate is sufficient, not necessary
+    True
+    """
+    opened, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
+    if wanted.tree is not None or wanted.rule is not None:
+        raise RequestError(
+            f"contender {wanted}: found a rule or a tree; allowed: neither, as rule= tells what is certified"
+        )
+    if rule not in RULES:
+        raise RequestError(f"rule: found {rule!r}; allowed: {', '.join(RULES)}")
+    facts = recorded(opened, wanted)
+    if "lists" not in opened.parts:
+        raise RequestError(
+            f"{opened.path}: certificates need part 'lists' of the target; record --target-top 32 records it"
+        )
+    if kl is None and DIVERGENCE not in facts["parts"]:
+        raise RequestError(
+            f"contender {wanted}: needs {COLUMN} in part {DIVERGENCE!r}, which was not recorded (record --divergence), "
+            "or kl=, a bound on it"
+        )
+    parts = list(_parts(opened, wanted, rule, kl, tolerance, thresholds))
+    frame = pl.concat([part for part, _ in parts])
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in parts]))])
+    by_position = facts["depth"] is None
+    depth = DEFAULT_DRAFT_LENGTH if by_position else facts["depth"]
+    length = depth if wanted.draft_length is None else wanted.draft_length
+    greedy = (opened.metadata.get("sampling") or {}).get("temperature") == 0
+    return Certificates(str(wanted), rule, frame, offsets, length, by_position, greedy)
+
+
+def _parts(
+    store: Store, wanted: Contender, rule: str, kl: float | None, tolerance: float, options: dict[str, Any]
+) -> Iterator[tuple[pl.DataFrame, Array]]:
+    facts = recorded(store, wanted)
+    depth = facts["depth"] if wanted.draft_length is None else wanted.draft_length
+    depth = 1 if facts["depth"] is None else depth
+    if facts["depth"] is not None and not 1 <= depth <= facts["depth"]:
+        raise RequestError(f"contender {wanted}: found K={depth}; allowed: 1 to {facts['depth']}, recorded")
+    width = store._target.sizes("lists")["ids"][0]
+    own = store._drafter(wanted.drafter).sizes("lists")["ids"][-1] if "lists" in facts["parts"] else 0
+    for batch in ranges(store, width + depth * (own + 8)):
+        rollouts, target = batch.rollouts(), batch.part("lists", complete=True)
+        p = np.exp(target["log_p"].astype(np.float64))
+        tail = target["tail_mass"] if "tail_mass" in target else np.clip(1 - p.sum(axis=1), 0, None)
+        found = kl_to_reject(p, rule=rule, tail_mass=tail, **options)
+        offsets, rows = rollouts.indptr, len(p)
+        at = np.minimum(np.arange(rows)[:, None] + np.arange(depth), max(rows - 1, 0))
+        inside = cells_inside(offsets, depth, None)
+        if kl is None:
+            apart = batch.drafter_part(wanted.drafter, DIVERGENCE).get(COLUMN)
+            if apart is None:
+                raise RequestError(f"contender {wanted}: needs {COLUMN} in part {DIVERGENCE!r}, which was not recorded")
+            apart = (apart[:, None] if apart.ndim == 1 else apart[:, :depth]).astype(np.float64)
+        else:
+            apart = np.full((rows, depth), float(kl))
+        threshold = found.value[at]
+        accepted = _accepted(batch, wanted, rule, options, target["ids"], p, at, depth) if own else None
+        start = np.arange(rows) - np.repeat(offsets[:-1], np.diff(offsets))
+        rollout = np.repeat(np.arange(len(rollouts)), np.diff(offsets))
+        which = np.broadcast_to(rollout[:, None], inside.shape)[inside]
+        names = {"rollout": rollouts.ids, "prompt": rollouts.prompt_ids, "benchmark": rollouts.benchmarks}
+        depths = np.broadcast_to(np.arange(1, depth + 1), inside.shape)[inside]
+        begin = np.broadcast_to(start[:, None], inside.shape)[inside]
+        second = p[:, 1] if p.shape[1] > 1 else np.minimum(tail, p[:, 0])
+        columns: dict[str, Any] = {
+            **{name: pl.Series(list(values), dtype=pl.String).gather(which) for name, values in names.items()},
+            "start": begin,
+            "depth": depths,
+            "position": begin + depths - 1,
+            "margin": (p[:, 0] - second)[at][inside],
+            "threshold": threshold[inside],
+            "threshold_exact": found.exact[at][inside],
+            "kl": apart[inside],
+            "certified": (apart + tolerance < threshold)[inside],
+            "accepted": None
+            if accepted is None
+            else pl.Series(accepted[inside], dtype=pl.Int8).replace(-1, None).cast(pl.Boolean),
+        }
+        yield pl.DataFrame(columns, schema_overrides={"accepted": pl.Boolean}), np.diff(offsets)
+
+
+def _accepted(
+    batch: Store, wanted: Contender, rule: str, options: dict[str, Any], names: Array, p: Array, at: Array, depth: int
+) -> Array:
+    """Whether the rule accepts the drafter's likeliest token at each cell: 1, 0, or -1 where lists do not tell."""
+    part = batch.drafter_part(wanted.drafter, "lists", complete=True)
+    ids = part["ids"] if part["ids"].ndim == 3 else part["ids"][:, None]
+    ids, best = ids[:, :depth], names[at, 0]
+    tied = p[at, 0] == (p[at, 1] if p.shape[1] > 1 else -1.0)
+    if rule == "tree":
+        m = options["m"]
+        found = (ids[..., :m] == best[..., None]).any(axis=-1)
+        return np.where(found, 1, 0 if ids.shape[-1] >= m else -1)
+    draft = ids[..., 0]
+    if rule == "strict":
+        return np.where(draft == best, np.where(tied, 0, 1), 0)
+    match = names[at] == draft[..., None]
+    listed = match.any(axis=-1)
+    if rule == "top-m":
+        m = options["m"]
+        return np.where(listed, np.argmax(match, axis=-1) < m, 0 if names.shape[1] >= m else -1).astype(np.int64)
+    value = (p[at] * match).sum(axis=-1)
+    if rule == "typical":
+        return np.full(draft.shape, -1)  # the record may lack the entropy of the plain softmax
+    bar = p[at, 0] - options["t"] if rule == "additive" else options["alpha"] * p[at, 0]
+    unlisted = np.where(p[at, -1] < bar, 0, -1)
+    return np.where(listed, value >= bar, unlisted).astype(np.int64)
