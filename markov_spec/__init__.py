@@ -13,6 +13,7 @@ from markov_spec.chain import (
     round_distribution,
     solve,
 )
+from markov_spec.comparison import Comparison, compare_vectors, required_prompts
 from markov_spec.drafting import DraftTree, TreeRanks, build_tree, next_tokens, tree_law, tree_ranks
 from markov_spec.evaluation import (
     BoundedEvaluation,
@@ -25,6 +26,7 @@ from markov_spec.evaluation import (
     budget_curve,
     certify,
     clairvoyant,
+    compare,
     draft_tree,
     evaluate,
     evaluate_bounds,
@@ -53,6 +55,7 @@ __all__ = [
     "BudgetOptimum",
     "Certificates",
     "Clairvoyant",
+    "Comparison",
     "Contender",
     "DraftTree",
     "Drafts",
@@ -75,7 +78,9 @@ __all__ = [
     "build_tree",
     "certify",
     "clairvoyant",
+    "compare",
     "compare_scores",
+    "compare_vectors",
     "draft_tree",
     "evaluate",
     "evaluate_bounds",
@@ -94,6 +99,7 @@ __all__ = [
     "open_store",
     "optimal_budget",
     "proxies",
+    "required_prompts",
     "round_distribution",
     "round_law",
     "simulate",
