@@ -143,7 +143,8 @@ def test_command_against_reference(capsys):
         ("quant5", "tolerance:nats=-1", "found nats=-1"),
         ("quant5", "half:dtype=int8", "found dtype='int8'"),
         ("quant5", "transport:m=2", "needs transport_2_low"),
-        ("lookup", "tolerance:nats=0.1", "found rule 'match'; allowed: rejection, block"),
+        ("quant5", "transport:m=3", "found m=3; allowed: 2, 4, 8"),
+        ("quant5:rule=independent", "tolerance:nats=0.1", "found rule 'independent'; allowed: rejection, block, match"),
         ("block:tree=chain,budget=2", "lists", "found a tree; allowed: a chain"),
     ],
 )

@@ -73,7 +73,8 @@ def certify_command(
         certificates_plot(found, plot)
     if form == "json":
         told: dict[str, Any] = {group: found.summary(group).to_dicts() for group in groups}
-        told |= {"store": str(store), "contender": contender, "rule": name, "run_length": found.run_length()}
+        told |= {"store": str(store), "contender": contender, "rule": name, "settings": dict(found.settings)}
+        told |= {"draft_length": found.draft_length, "run_length": found.run_length(), "notes": list(found.notes)}
         told |= {"target_length": target_length, "kl_for_length": needed, "loosest": found.loosest().to_dicts()}
         show(json.dumps(told, indent=2) + "\n", out)
     elif form == "csv":

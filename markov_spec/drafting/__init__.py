@@ -16,7 +16,8 @@ listed prefix is certain if it is at most M, or if the prefix is worth more than
 own rank is this one or larger. The rank of an unlisted token is above its parent's by more than M, and above the number
 of listed nodes that are worth more than its parent times the last listed one. Depths past a rollout's end may have no
 lists: nodes there precede a prefix only below a node of the last listed depth that precedes it, of which the path of
-first places is the first.
+first places is the first. Nor is it known how many nodes there are: where tokens or depths are missing, a budget is
+certain up to the number of listed nodes of recorded depths, as no others need exist.
 
 One module for each builder, with its rule and its source; a new builder is a module and an entry of ``BUILDERS``.
 Source of (T1), (T2): the order is that of DDTree (arXiv 2604.12989), whose trees are nested in their budget.

@@ -61,6 +61,17 @@ def _rank(value: Array, size: Array, path: Array, k: int, w: int) -> int:
 
 
 @kernel
+def _leads(value: Array, size: Array, path: Array, k: int, w: int) -> bool:
+    # Whether no other path of its depth precedes one.
+    for other in range(size[k]):
+        if value[k, other] > value[k, w] or (
+            value[k, other] == value[k, w] and _precedes(path[k, other], k + 1, path[k, w], k + 1)
+        ):
+            return False
+    return True
+
+
+@kernel
 def beam_ranks(
     token: Array, parent: Array, log_q: Array, tokens: Array, cap: int, first: int, last: int,
     rank: Array, reach: Array, sure: Array, nodes: Array,
@@ -68,7 +79,8 @@ def beam_ranks(
     """Fill ranks in order of value among the beams' paths, and what is certain; the first wrong entry's index, or -1.
 
     No path outside a beam that is full is worth more than its last one, and none of a depth that is not recorded, whose
-    first entry is NaN past the end, more than the best one of the depth before.
+    first entry is NaN past the end, more than the best one of the depth before; nor does one of these precede a path
+    that is the first of its depth.
     """
     depths, width = token.shape[1:]
     value, place = np.empty((depths, width)), np.empty((depths, width), np.int64)
@@ -83,7 +95,6 @@ def beam_ranks(
             return int(s * depths * width + wrong)
         rank[s] = ABSENT
         reach[s] = ABSENT
-        sure[s] = cap
         for d in range(depths):
             if d >= known:
                 reach[s, d] = min(reach[s, d - 1] if d else 0, ABSENT - 1) + 1
@@ -96,9 +107,12 @@ def beam_ranks(
             total += size[d]
             if size[d] == width:
                 outside = max(outside, value[d, width - 1])
+        deeper = -np.inf
         if known < depths and (known == 0 or size[known - 1]):
-            outside = max(outside, value[known - 1, 0] if known else 0.0)
-        nodes[s] = cap if outside > -np.inf else min(cap, total)
+            deeper = value[known - 1, : size[known - 1]].max() if known else 0.0
+        others = outside > -np.inf or deeper > -np.inf
+        nodes[s] = cap if others else min(cap, total)
+        sure[s] = min(cap, total) if others else cap
         at, before, certain = -1, 0, True
         for k in range(depths):
             if tokens[s, k] < 0:
@@ -113,7 +127,8 @@ def beam_ranks(
                     sure[s] = min(cap, max(before, width))
                 break
             at, here, count = found, value[k, found], _rank(value, size, path, k, found)
-            if certain and not (here > outside or (count <= width and known == depths)):
+            leads = deeper == -np.inf or here > deeper or _leads(value, size, path, k, found)
+            if certain and not (leads and (here > outside or count <= width)):
                 sure[s] = min(cap, max(count - 1, width if known == depths else 0))
                 certain = False
             before = count

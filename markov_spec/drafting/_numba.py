@@ -8,8 +8,8 @@ itself, and equal values are equal bits. Of equal values the lexicographically s
 shorter one before what continues it.
 
 Kernels write ``rank`` (N, D), 1 for the first node, `ABSENT` if the prefix is no node or its rank is above ``cap``;
-``sure`` (N,), the largest budget up to ``cap`` of which the ranks are certain; and ``nodes`` (N,), the nodes that the
-tree of ``cap`` has.
+``sure`` (N,), the largest budget up to ``cap`` of which the ranks are certain, and that its nodes exist; and ``nodes``
+(N,), the nodes that the tree of ``cap`` has, ``cap`` where tokens or depths are missing.
 """
 
 from __future__ import annotations
@@ -142,26 +142,26 @@ def _above(
 
 
 @kernel
-def _size(log_q: Array, depths: int, known: int, width: int, complete: bool, cap: int) -> int:
-    # Nodes of the tree of all listed tokens, up to cap; cap itself where tokens or depths are missing.
-    total, layer = 0, 1
+def _size(log_q: Array, depths: int, known: int, width: int, complete: bool, cap: int) -> tuple[int, bool]:
+    # Nodes of the tree of all listed tokens, up to cap, and whether it may have others: tokens or depths are missing.
+    total, layer, others = 0, 1, False
     for d in range(depths):
         if d >= known:
-            return cap
+            return total, True
         listed = width
         if log_q[d, width - 1] == -np.inf:
             listed = 0
             while log_q[d, listed] > -np.inf:
                 listed += 1
         elif not complete:
-            return cap
+            others = True
         layer *= listed
         total += layer
         if total >= cap:
-            return cap
+            return cap, others
         if layer == 0:
             break
-    return total
+    return total, others
 
 
 @kernel
@@ -176,8 +176,9 @@ def best_first(
     for s in range(first, last):
         rows, path, known = log_q[s], hit[s], recorded[s]
         rank[s] = ABSENT
-        sure[s] = cap
-        nodes[s] = _size(rows, depths, known, width, complete, cap)
+        listed, others = _size(rows, depths, known, width, complete, cap)
+        nodes[s] = cap if others else listed
+        sure[s] = listed if others else cap
         # No node of an unlisted token is worth more than `unlisted`, none of an unrecorded depth more than `deeper`.
         chain, unlisted = 0.0, -np.inf
         for d in range(known):
@@ -232,8 +233,9 @@ def all_children(
     for s in range(first, last):
         rows, path, known = log_q[s], hit[s], recorded[s]
         rank[s] = ABSENT
-        sure[s] = cap
-        nodes[s] = _size(rows, depths, known, width, True, cap)
+        listed, others = _size(rows, depths, known, width, True, cap)
+        nodes[s] = cap if others else listed
+        sure[s] = listed if others else cap
         chain = 0.0
         for d in range(depths + 1):
             weight[d] = 0
@@ -333,11 +335,11 @@ def beamed(
     for s in range(first, last):
         rows, path, known = log_q[s], hit[s], min(layers, recorded[s])
         rank[s] = ABSENT
-        sure[s] = cap
-        nodes[s] = cap
         _beams(rows, known, beam, width, values, paths, sizes)
-        if known == layers:
-            nodes[s] = min(cap, _pooled(rows, known, width, values, paths, sizes, -np.inf, path, 0, index))
+        listed = min(cap, _pooled(rows, known, width, values, paths, sizes, -np.inf, path, 0, index))
+        others = known < layers and (known == 0 or sizes[known - 1] > 0)
+        nodes[s] = cap if others else listed
+        sure[s] = listed if others else cap
         chain = 0.0
         for d in range(known):
             chain += rows[d, 0]
@@ -357,28 +359,3 @@ def beamed(
             rank[s, k] = found
             if not _kept(paths[k], sizes[k], path, k + 1):
                 break
-
-
-@kernel
-def fixed(child: Array, hit: Array, listed: int, cap: int, first: int, last: int, rank: Array, sure: Array) -> None:
-    """Fill the ranks of a tree of places: the ``i``-th child of node ``u`` is ``child[u, i]``, 0 if none, the root 0.
-
-    Nodes are numbered in the order of the tree. Places from ``listed`` on are after the end of the lists.
-    """
-    for s in range(first, last):
-        rank[s] = ABSENT
-        sure[s] = cap
-        node = 0
-        for k in range(hit.shape[1]):
-            m = hit[s, k]
-            if m == UNLISTED:
-                for i in range(listed, child.shape[1]):
-                    if child[node, i] > 0:
-                        sure[s] = min(sure[s], child[node, i] - 1)
-                break
-            if m == NEVER or m >= child.shape[1]:
-                break
-            node = child[node, m]
-            if node == 0 or node > cap:
-                break
-            rank[s, k] = node

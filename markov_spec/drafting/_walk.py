@@ -11,6 +11,7 @@ def walk(
     rank: Array,
     exact_to: Array,
     nodes: Array,
+    gaps: Array,
     budgets: Array,
     prices: Array,
     doubted: Array,
@@ -33,7 +34,10 @@ def walk(
             while s < end:
                 n = budgets[s if budgets.shape[0] > 1 else 0, b]
                 count += 1
-                made += min(n, nodes[s])
+                skipped = 0
+                while skipped < gaps.shape[1] and gaps[s, skipped] <= n:
+                    skipped += 1
+                made += min(n - skipped, nodes[s])
                 unsure += exact_to[s] < n or doubted[s if doubted.shape[0] > 1 else 0, b]
                 paid += prices[s if prices.shape[0] > 1 else 0, b]
                 k = 0

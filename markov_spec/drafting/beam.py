@@ -3,7 +3,8 @@
 At each depth the beam holds the ``W`` most probable paths among the children of those that it held at the depth before.
 The best tree of ``n <= W`` nodes has at most ``n`` in a depth, and they are the best of theirs: so it is among the
 beam's paths, and a rank of at most ``W`` is certain. A larger one is if the prefix is worth more than the last path of
-every full beam, as no path outside is worth as much. A prefix that a full beam has not has a rank above ``W``.
+every full beam, as no path outside is worth as much. A prefix that a full beam has not has a rank above ``W``. Where a
+beam is full, or a depth past the end is not recorded, no more nodes than the beams' own are certain to exist.
 
 Ranks, ties and trees are those of ``best-first``. Source: SpecExec (arXiv 2406.02532) and DDTree (arXiv 2604.12989)
 draft the most probable nodes; the beams are those of EAGLE-2 (arXiv 2406.16858) without its re-ranking.
@@ -17,8 +18,8 @@ import numpy as np
 
 from markov_spec.arrays import Array, as_float, check_integer
 from markov_spec.drafting import _beam
-from markov_spec.drafting.inputs import split_starts
-from markov_spec.drafting.ranks import TreeRanks
+from markov_spec.drafting.inputs import check_ids, split_starts
+from markov_spec.drafting.ranks import TreeRanks, check_budget
 from markov_spec.drafting.tree import DraftTree
 
 
@@ -49,7 +50,8 @@ def beam_ranks(
     Raises
     ------
     ValueError
-        If shapes disagree, or an entry is no path of such a beam; the message names start, depth and path.
+        If shapes disagree, an id or the budget is too large, or an entry is no path of such a beam; the message names
+        start, depth and path.
 
     Notes
     -----
@@ -64,12 +66,11 @@ def beam_ranks(
     >>> ranks.rank, ranks.exact_to  # worth .7 .35 .2 .18, and what the beam has not may be worth .18
     (array([[3, 4]], dtype=int32), array([2], dtype=int32))
     """
-    check_integer(max_budget, "max_budget", 0)
+    check_budget(max_budget, "max_budget")
     ids, above, values = _arrays(token, parent, log_q)
-    nexts = np.asarray(tokens)
-    if nexts.shape != ids.shape[:2] or (nexts.dtype.kind not in "iu" and nexts.size):
-        raise ValueError(f"tokens: found shape {nexts.shape}, dtype {nexts.dtype}; allowed: {ids.shape[:2]} integers")
-    nexts = np.ascontiguousarray(nexts, np.int32)
+    nexts = check_ids(tokens, "tokens")
+    if nexts.shape != ids.shape[:2]:
+        raise ValueError(f"tokens: found shape {nexts.shape}; allowed: {ids.shape[:2]}, a token for each depth")
     rows = len(ids)
     rank, reach = np.empty(nexts.shape, np.int32), np.empty(nexts.shape, np.int32)
     sure, nodes = np.empty(rows, np.int32), np.empty(rows, np.int32)
@@ -130,15 +131,14 @@ def beam_tree(token: Any, parent: Any, log_q: Any, *, budget: int) -> DraftTree:
 
 
 def _arrays(token: Any, parent: Any, log_q: Any) -> tuple[Array, Array, Array]:
-    ids, above = np.asarray(token), np.asarray(parent)
+    ids, above = check_ids(token, "token"), check_ids(parent, "parent")
     values = as_float(log_q, "log_q")
     for name, given in (("token", ids), ("parent", above)):
-        if given.ndim != 3 or 0 in given.shape[1:] or given.dtype.kind not in "iu" or given.shape != values.shape:
+        if given.ndim != 3 or 0 in given.shape[1:] or given.shape != values.shape:
             raise ValueError(
-                f"{name}: found shape {given.shape}, dtype {given.dtype}; allowed: integers of the shape of log_q, "
-                f"(N, D, W), {values.shape}"
+                f"{name}: found shape {given.shape}; allowed: that of log_q, (N, D, W), {values.shape}, no axis empty"
             )
-    return ids.astype(np.int32, order="C"), above.astype(np.int32, order="C"), values.astype(np.float64, order="C")
+    return ids, above, values.astype(np.float64, order="C")
 
 
 def _wrong(ids: Array, above: Array, values: Array, at: int) -> ValueError:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from markov_spec.arrays import ABSENT, RequestError, check_integer
+from markov_spec.arrays import RequestError, check_integer
 from markov_spec.drafting.all_children import AllChildren
 from markov_spec.drafting.best_first import BestFirst
 from markov_spec.drafting.chain import Chain
 from markov_spec.drafting.eagle2 import Eagle2
 from markov_spec.drafting.inputs import Builder, Lists
 from markov_spec.drafting.medusa import Medusa
-from markov_spec.drafting.ranks import TreeRanks
+from markov_spec.drafting.ranks import TreeRanks, check_budget
 from markov_spec.drafting.sequoia import Sequoia
 from markov_spec.drafting.static import Static
 from markov_spec.drafting.tree import DraftTree
@@ -85,9 +85,7 @@ def tree_ranks(
     array([[2147483647, 2147483647]], dtype=int32)
     """
     chosen = resolve(builder)
-    check_integer(max_budget, "max_budget", 0)
-    if max_budget >= ABSENT:
-        raise ValueError(f"max_budget: found {max_budget}; allowed: below {ABSENT}")
+    check_budget(max_budget, "max_budget")
     lists = Lists.read(top_ids, top_log_q, tokens, complete=complete, threads=threads)
     return chosen.ranks(lists, int(max_budget))
 
@@ -161,7 +159,7 @@ def resolve(builder: str | Builder) -> Builder:
     """
     if not isinstance(builder, str) and isinstance(builder, Builder):
         return builder
-    if builder not in BUILDERS:
+    if not isinstance(builder, str) or builder not in BUILDERS:
         raise RequestError(f"builder: found {builder!r}; allowed: a Builder, {', '.join(BUILDERS)}")
     entry: Any = BUILDERS[builder]
     needs = [field.name for field in fields(entry) if field.default is MISSING]

@@ -298,7 +298,10 @@ def _share(part: Any, whole: Any) -> float | None:
 
 
 def _check_budgets(given: Iterable[int]) -> list[int]:
-    sizes = list(given)
+    try:
+        sizes = list(given)
+    except TypeError:
+        raise RequestError(f"budgets: found {given!r}; allowed: rising integers of 0 or more") from None
     for n in sizes:
         check_integer(n, "budgets", 0)
     if not sizes or any(b <= a for a, b in pairwise(sizes)):

@@ -30,7 +30,9 @@ class Chain:
         """See ``Builder``; ``O(N D)``."""
         depths = np.arange(1, lists.hit.shape[1] + 1)
         along = np.logical_and.accumulate(lists.hit == 0, axis=1) & (depths <= budget)
-        drafted = np.logical_and.accumulate(~(lists.log_q[..., 0] == -np.inf), axis=1)
+        missing = depths > lists.recorded[:, None]
+        drafted = np.logical_and.accumulate(missing | (lists.log_q[..., 0] > -np.inf), axis=1)
         nodes = np.minimum(drafted.sum(axis=1), budget)
+        sure = np.where((drafted & missing).any(axis=1), np.minimum(lists.recorded, budget), budget)
         rank, reach = (np.where(taken, depths, ABSENT) for taken in (along, drafted & (depths <= budget)))
-        return TreeRanks(rank, max_budget=budget, nodes=nodes, reach=reach)
+        return TreeRanks(rank, max_budget=budget, exact_to=sure, nodes=nodes, reach=reach)

@@ -18,9 +18,7 @@ taken, and the prices. For positive prices ``theta(n) > theta(n-1)`` if and only
 c(n-1))``, so ``first-drop`` is ``marginal`` with the throughput so far in the place of a fixed one. If ``v`` never
 rises and ``c`` is convex, theta has one peak: then ``first-drop`` is ``full-scan``, and so is ``marginal`` with the
 throughput of that peak, ties aside. On a stair ``first-drop`` stops where the scan goes on. Rules look at one round:
-how far they are from ``C*`` is what a record tells.
-
-A rule is a function and an entry of ``BUDGET_RULES``.
+how far they are from ``C*`` is what a record tells. Each is a function and an entry of ``BUDGET_RULES``.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from markov_spec.arrays import (
 )
 from markov_spec.chain import Control
 from markov_spec.drafting import _values
-from markov_spec.drafting.inputs import split_starts
+from markov_spec.drafting.inputs import check_cells, split_starts
 from markov_spec.drafting.ranks import TreeRanks
 
 Floats = npt.NDArray[np.float64]
@@ -80,7 +78,7 @@ def clairvoyant_budgets(
     Raises
     ------
     RequestError
-        If the budgets do not begin with 0 or rise, or the ranks do not tell of one.
+        If the budgets do not begin with 0 or rise, the ranks do not tell of one, or one is 2**28 or larger.
     ValueError
         If the offsets do not cover the starts, or prices have another shape or are not finite.
 
@@ -99,9 +97,8 @@ def clairvoyant_budgets(
     >>> best.value, budgets[best.choice]  # one token without speculation, then 4 nodes
     (array([2.5]), array([0, 4, 1, 0]))
     """
-    offsets = check_indptr(indptr, len(ranks.rank))
     rows = len(ranks.rank)
-    start = check_first_start(first_start, rows)
+    offsets, start = check_indptr(indptr, rows), check_first_start(first_start, rows)
     sizes = _check_budgets(budgets, ranks)
     price = _finite(prices, "prices", ((sizes.size,), (rows, sizes.size)), least=-np.inf)
     place = np.searchsorted(sizes, np.arange(sizes[-1] + 2)).astype(np.int32)
@@ -133,6 +130,7 @@ def _check_budgets(budgets: Any, ranks: TreeRanks) -> Budgets:
     if bad.any():
         allowed = f"0 and {max(ranks.min_budget, 1)} to {ranks.max_budget}, what the ranks tell of"
         raise RequestError(f"budgets: found {sizes[bad][0]}; allowed: {allowed}")
+    check_cells(sizes[-1], "budgets", 1, 2)
     return sizes
 
 
@@ -169,8 +167,8 @@ def node_values(top_log_q: Any, *, max_budget: int, threads: int | None = None) 
     Raises
     ------
     ValueError
-        If the shape is another, or a list rises, has a value above 0 (beyond 1e-6) or NaN after its first entry; the
-        message names start and depth.
+        If the result would have more than 2**28 numbers, the shape is another, or a list rises, has a value above 0
+        (beyond 1e-6) or NaN after its first entry; the message names start and depth.
 
     Notes
     -----
@@ -187,6 +185,7 @@ def node_values(top_log_q: Any, *, max_budget: int, threads: int | None = None) 
     log_q = as_float(top_log_q, "top_log_q")
     if log_q.ndim != 3 or 0 in log_q.shape[1:]:
         raise ValueError(f"top_log_q: found shape {log_q.shape}; allowed: (N, D, M), lists for each start and depth")
+    check_cells(max_budget, "max_budget", max(len(log_q), 1))
     out = np.empty((len(log_q), int(max_budget)))
     bad: list[int] = []
 
@@ -300,8 +299,8 @@ def marginal(values: Any, prices: Any, *, lam: float) -> Budgets:
     array([3, 0])
     """
     worth, cost = _read(values, prices)
-    if not 0 <= lam < np.inf:
-        raise ValueError(f"lam: found {lam}; allowed: a finite number >= 0")
+    if not isinstance(lam, int | float | np.integer | np.floating) or not 0 <= lam < np.inf:
+        raise ValueError(f"lam: found {lam!r}; allowed: a finite number >= 0")
     return _leading((worth > lam * np.diff(cost, axis=1)) & (worth > 0))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from markov_spec.arrays import Array, check_integer
 from markov_spec.drafting import _numba
-from markov_spec.drafting.inputs import Lists, Path
+from markov_spec.drafting.inputs import Lists, Path, check_cells
 from markov_spec.drafting.ranks import TreeRanks
 
 
@@ -63,7 +63,9 @@ class Eagle2:
     def ranks(self, lists: Lists, budget: int) -> TreeRanks:
         """See ``Builder``; counts what precedes each prefix among the beams' children."""
         width, layers = lists.width(self.beam, "beam"), self._layers(lists.log_q.shape[1])
-        return lists.fill(_numba.beamed, self.beam, width, layers, budget=budget)
+        beam = min(int(self.beam), width**layers)  # no layer has more nodes
+        check_cells(beam, "beam", layers**2)
+        return lists.fill(_numba.beamed, beam, width, layers, budget=budget)
 
     def _layers(self, depths: int) -> int:
         if self.depth is None:

@@ -8,11 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from markov_spec._jit import split_rollouts
-from markov_spec.arrays import ABSENT, LOG_TOLERANCE, Array, as_float, check_indptr, check_integer
+from markov_spec.arrays import ABSENT, LOG_TOLERANCE, Array, RequestError, as_float, check_indptr, check_integer
 from markov_spec.drafting import _numba
 from markov_spec.drafting.ranks import TreeRanks
 
 Path = tuple[int, ...]
+MOST_CELLS = 1 << 28  # numbers of one table: 2 GiB
 
 
 @runtime_checkable
@@ -129,6 +130,19 @@ class Lists:
         return reach
 
 
+def check_cells(size: int, name: str, each: int, extra: int = 0) -> None:
+    """Refuse a size whose table of ``(size + extra) each`` numbers would have more than ``MOST_CELLS``.
+
+    Raises
+    ------
+    RequestError
+        Naming the largest size that is allowed.
+    """
+    if (int(size) + extra) * each > MOST_CELLS:
+        most = max(MOST_CELLS // each - extra, 0)
+        raise RequestError(f"{name}: found {size}; allowed: at most {most} here, as a table has at most 2**28 numbers")
+
+
 def split_starts(run: Any, rows: int, threads: int | None, nbytes: int) -> None:
     """Call ``run(first, last)`` over ranges of starts, in threads; see ``_jit.split_rollouts``."""
     split_rollouts(run, np.arange(rows + 1), threads=threads, nbytes=nbytes)
@@ -142,7 +156,7 @@ def check_tokens(top_ids: Any, tokens: Any) -> tuple[Array, Array]:
     ValueError
         If shapes or types disagree, an id is too large, or a token follows one past the end.
     """
-    ids, words = _integers(top_ids, "top_ids"), _integers(tokens, "tokens")
+    ids, words = check_ids(top_ids, "top_ids"), check_ids(tokens, "tokens")
     if ids.ndim != 3 or 0 in ids.shape[1:]:
         raise ValueError(f"top_ids: found shape {ids.shape}; allowed: (N, D, M), M tokens for each start and depth")
     if words.shape != ids.shape[:2]:
@@ -154,7 +168,14 @@ def check_tokens(top_ids: Any, tokens: Any) -> tuple[Array, Array]:
     return ids, words
 
 
-def _integers(given: Any, name: str) -> Array:
+def check_ids(given: Any, name: str) -> Array:
+    """Give integers from -1 on as int32.
+
+    Raises
+    ------
+    ValueError
+        If they are no integers, or one is outside -1 to ``ABSENT``.
+    """
     values = np.asarray(given)
     if values.dtype.kind not in "iu" and values.size:
         raise ValueError(f"{name}: found dtype {values.dtype}; allowed: integers")
@@ -211,7 +232,7 @@ def next_tokens(tokens: Any, indptr: Any, depth: int) -> Array:
            [ 7, -1]], dtype=int32)
     """
     check_integer(depth, "depth", 1)
-    values = _integers(tokens, "tokens")
+    values = check_ids(tokens, "tokens")
     offsets = check_indptr(indptr, len(values) if values.ndim else None)
     at = np.arange(values.size)[:, None] + np.arange(depth)
     ends = np.repeat(offsets[1:], np.diff(offsets))[:, None]

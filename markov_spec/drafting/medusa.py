@@ -69,5 +69,5 @@ class Medusa:
         return existing(self.order(budget), log_q)
 
     def ranks(self, lists: Lists, budget: int) -> TreeRanks:
-        """See ``Builder``; ``O(N D)``."""
+        """See ``Builder``; ``O(N D)``, and ``O(n)`` more for each start whose lists are short."""
         return fixed_ranks(self.order(budget), lists, budget)

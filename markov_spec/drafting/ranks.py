@@ -22,17 +22,24 @@ class TreeRanks:
         Of the prefix of depth ``k`` at ``[s, k-1]``, from 1, the root not counted; ``ABSENT`` (the largest int32) if it
         is in no tree of at most ``max_budget`` nodes.
     max_budget : int
-        The largest budget that the ranks tell of.
+        The largest budget that the ranks tell of, below ``ABSENT``.
     min_budget : int
         The smallest. Above 0 where smaller trees are no parts of this one.
     exact_to : array of int32, (N,), optional
-        The largest budget of which a start's ranks are certain; absent means ``max_budget``. Beyond it they are those
-        of a tree of the listed tokens alone: the rank of a listed prefix is at least this one in the drafter's tree.
+        The largest budget of which a start's ranks are certain, and how many nodes its tree has; absent means
+        ``max_budget``. Beyond it ranks are those of a tree of the listed tokens alone: the rank of a listed prefix is
+        at least this one in the drafter's tree. Where tokens or depths are missing, only the listed nodes of recorded
+        depths are certain to exist, hence ``exact_to`` is no larger than their number.
     nodes : array of int32, (N,), optional
         Nodes of a start's tree of ``max_budget``: fewer than this only if no more exist; absent means ``max_budget``.
+        All that may exist are counted, also those that are not certain to.
     reach : array of int32, (N, D), optional
         Nodes taken up to and including the first one of each depth; ``ABSENT`` if there is none up to ``max_budget``.
-        Absent means ``k`` at depth ``k``: trees as deep as their nodes allow.
+        Absent means ``k`` at depth ``k``: trees as deep as their nodes allow. Where tokens or depths are missing the
+        drafter's own may be larger, never smaller.
+    gaps : array of int32, (N, H), optional
+        Numbers in the order of nodes that a start has no tokens for: a tree of ``n`` lacks those up to ``n``. Rising,
+        ``ABSENT`` after the last; absent means that there are none. Fixed trees on short lists have them.
 
     Raises
     ------
@@ -57,10 +64,11 @@ class TreeRanks:
     exact_to: Array | None = None
     nodes: Array | None = None
     reach: Array | None = None
+    gaps: Array | None = None
 
     def __post_init__(self) -> None:
-        check_integer(self.min_budget, "min_budget", 0)
-        check_integer(self.max_budget, "max_budget", self.min_budget)
+        check_budget(self.min_budget, "min_budget")
+        check_budget(self.max_budget, "max_budget", self.min_budget)
         rank = _rising(self.rank, "rank")
         object.__setattr__(self, "rank", rank)
         own = np.broadcast_to(np.arange(1, rank.shape[1] + 1), rank.shape) if self.reach is None else self.reach
@@ -68,6 +76,11 @@ class TreeRanks:
         if reach.shape != rank.shape:
             raise ValueError(f"reach: found shape {reach.shape}; allowed: {rank.shape}, that of rank")
         object.__setattr__(self, "reach", reach)
+        if self.gaps is not None:
+            gaps = _rising(self.gaps, "gaps")
+            if len(gaps) != len(rank):
+                raise ValueError(f"gaps: found shape {gaps.shape}; allowed: ({len(rank)}, H), a row for each start")
+            object.__setattr__(self, "gaps", gaps)
         for name in ("exact_to", "nodes"):
             object.__setattr__(self, name, self._counts(name, len(rank)))
 
@@ -99,7 +112,10 @@ class TreeRanks:
 
     def drafted(self, budget: Any) -> Array:
         """Give the nodes that a round drafts with a tree of ``budget`` nodes, int32 (N,); errors as `accepted`."""
-        count: Array = np.minimum(_budgets(self, budget), np.asarray(self.nodes)).astype(np.int32)
+        most = _budgets(self, budget)
+        if self.gaps is not None:
+            most = most - (self.gaps <= most[:, None]).sum(axis=1)
+        count: Array = np.minimum(most, np.asarray(self.nodes)).astype(np.int32)
         return count
 
     def depths(self, budget: Any) -> Array:
@@ -114,6 +130,19 @@ class TreeRanks:
             f"TreeRanks({rows} start{'s' * (rows != 1)}, {depths} depth{'s' * (depths != 1)}, "
             f"budgets {self.min_budget} to {self.max_budget}, certain to {certain})"
         )
+
+
+def check_budget(value: Any, name: str, least: int = 0) -> None:
+    """Refuse what is no integer from ``least`` to below ``ABSENT``, which is the rank of what is in no tree.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what was found and what is allowed.
+    """
+    check_integer(value, name, least)
+    if value >= ABSENT:
+        raise ValueError(f"{name}: found {value}; allowed: {least} to {ABSENT - 1}")
 
 
 def _rising(given: Any, name: str) -> Array:

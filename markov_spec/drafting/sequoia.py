@@ -22,7 +22,7 @@ import numpy.typing as npt
 from markov_spec._jit import kernel
 from markov_spec.arrays import Array, check_integer
 from markov_spec.drafting.fixed import existing, fixed_ranks
-from markov_spec.drafting.inputs import Lists, Path
+from markov_spec.drafting.inputs import Lists, Path, check_cells
 from markov_spec.drafting.measured import check_rates
 from markov_spec.drafting.ranks import TreeRanks
 
@@ -94,6 +94,11 @@ class Sequoia:
         """Give the tree of ``budget`` nodes, layer by layer; of as many as there are places for if these are fewer.
 
         Of equal trees, the one whose root has the fewest children, and the last of these the most nodes.
+
+        Raises
+        ------
+        RequestError
+            If the table of ``(depth + 2) (B + 1) (budget + 2)`` numbers would have more than 2**28.
         """
         best, table = _tables(self.acceptance, budget, self.depth)
         most = int(np.flatnonzero(best[-1] > -np.inf)[-1])
@@ -125,7 +130,7 @@ def positional_values(acceptance: Any, *, budget: int, depth: int) -> Floats:
     Parameters
     ----------
     acceptance : array of float, (B,)
-        As in `Sequoia`; errors too.
+        As in `Sequoia`; errors too, and those of its ``order``.
     budget : int
         Largest number of drafted nodes.
     depth : int
@@ -156,7 +161,10 @@ def positional_values(acceptance: Any, *, budget: int, depth: int) -> Floats:
 
 def _tables(acceptance: Floats, budget: int, depth: int) -> tuple[Floats, Floats]:
     check_integer(budget, "budget", 0)
+    children = acceptance.size + 1
+    check_cells(depth, "depth", 2 * children, 2)
+    check_cells(budget, "budget", (int(depth) + 2) * children, 2)
     best = np.empty((depth + 2, budget + 2))
-    table = np.empty((depth + 2, acceptance.size + 1, budget + 2))
+    table = np.empty((depth + 2, children, budget + 2))
     _positional(acceptance, best, table)
     return best, table

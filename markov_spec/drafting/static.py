@@ -19,12 +19,12 @@ class Static:
     ----------
     tree : sequence of sequence of int
         Rank paths: places from 0 in the lists of depths 1, 2, ...; a parent before its children. A smaller budget takes
-        the first ones.
+        the first ones, without those that a start has no token for.
 
     Raises
     ------
     ValueError
-        If a place is no integer of 0 or more, a path comes twice, or its parent does not stand before it.
+        If a place is no integer from 0 to below ``ABSENT``, a path comes twice, or its parent does not stand before it.
 
     Examples
     --------
@@ -47,5 +47,5 @@ class Static:
         return existing(self.tree[:budget], log_q)
 
     def ranks(self, lists: Lists, budget: int) -> TreeRanks:
-        """See ``Builder``; ``O(N D)``."""
+        """See ``Builder``; ``O(N D)``, and ``O(n)`` more for each start whose lists are short."""
         return fixed_ranks(self.tree, lists, budget)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from markov_spec.arrays import Array
+from markov_spec.drafting.inputs import check_ids
 
 ROOT = -1
 
@@ -61,7 +62,7 @@ class DraftTree:
     depths: npt.NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        tokens, parents = np.asarray(self.tokens), np.asarray(self.parents)
+        tokens, parents = check_ids(self.tokens, "tokens"), np.asarray(self.parents)
         for name, values in (("tokens", tokens), ("parents", parents)):
             if values.shape != (tokens.size,) or (values.dtype.kind not in "iu" and values.size):
                 raise ValueError(
@@ -69,8 +70,9 @@ class DraftTree:
                 )
         for name in ("log_values", "rank_path"):
             given = getattr(self, name)
-            if given is not None and len(given) != tokens.size:
-                raise ValueError(f"{name}: found {len(given)} entries; allowed: {tokens.size}, one for each node")
+            if given is not None and (not hasattr(given, "__len__") or len(given) != tokens.size):
+                found = f"{len(given)} entries" if hasattr(given, "__len__") else repr(given)
+                raise ValueError(f"{name}: found {found}; allowed: {tokens.size}, one for each node")
         depths = np.ones(tokens.size, np.int64)
         seen: set[tuple[int, int]] = set()
         for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
@@ -80,7 +82,7 @@ class DraftTree:
                 raise ValueError(f"tokens: node {i}: found {token}, which its parent {parent} has as a child already")
             seen.add((parent, token))
             depths[i] = 1 if parent == ROOT else depths[parent] + 1
-        object.__setattr__(self, "tokens", tokens.astype(np.int32))
+        object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "parents", parents.astype(np.int32))
         object.__setattr__(self, "depths", depths)
 

@@ -111,7 +111,9 @@ def tree_rounds(
         raise ValueError(f"doubted: found shape {open_choices.shape}; allowed: ({rows}, {columns}) bools")
     rounds, drafted, uncertain = (np.empty((offsets.size - 1, columns), np.int64) for _ in range(3))
     price = np.empty((offsets.size - 1, columns))
-    given = (np.asarray(ranks.exact_to), np.asarray(ranks.nodes), _rows(sizes, np.int64), _rows(paid, np.float64))
+    gaps = np.empty((rows, 0), np.int32) if ranks.gaps is None else ranks.gaps
+    known = (np.asarray(ranks.exact_to), np.asarray(ranks.nodes), gaps)
+    given = (*known, _rows(sizes, np.int64), _rows(paid, np.float64))
     flags = np.ascontiguousarray(open_choices)
 
     def run(first: int, last: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,9 @@ class BoundedEvaluation:
         Bounds of the expected rounds.
     exact : ndarray of float64, (R,), or None
         Expected rounds by what is recorded, where the source only sets it aside; None if it is not known.
-    uncertain : float
-        Share of the drafts inside the rollouts whose acceptance is not known.
+    open_drafts, drafts : ndarray of int, (R,)
+        Drafts inside each rollout whose acceptance is not known, and all.
+    draft_length, first_start : int
     kind : {"exact", "outer"}
         Whether all bounds are attained within the intervals.
     """
@@ -52,8 +53,20 @@ class BoundedEvaluation:
     low: Array
     high: Array
     exact: Array | None
-    uncertain: float
+    open_drafts: Array
+    drafts: Array
+    draft_length: int
+    first_start: int
     kind: Kind
+
+    @property
+    def uncertain(self) -> float:
+        """Share of the drafts whose acceptance is not known."""
+        return self._uncertain(np.ones(len(self.ids), dtype=bool))
+
+    def _uncertain(self, chosen: Array) -> float:
+        count = int(self.drafts[chosen].sum())
+        return int(self.open_drafts[chosen].sum()) / count if count else 0.0
 
     @property
     def pooled_length(self) -> tuple[float, float] | None:
@@ -81,6 +94,8 @@ class BoundedEvaluation:
                 {
                     "contender": self.contender,
                     "rule": self.rule,
+                    "draft_length": self.draft_length,
+                    "first_start": self.first_start,
                     "source": self.source,
                     **({} if name is None else {"benchmark": name}),
                     "rollouts": int(chosen.sum()),
@@ -90,7 +105,7 @@ class BoundedEvaluation:
                     "pooled_length_low": None if length is None else length[0],
                     "pooled_length_high": None if length is None else length[1],
                     "pooled_length": None if own is None else pooled_length(self.committed[chosen], own),
-                    "uncertain_share": self.uncertain,
+                    "uncertain_share": self._uncertain(chosen),
                     "kind": self.kind,
                 }
             )
@@ -173,7 +188,8 @@ def evaluate_bounds(
     unknown = _source(source)
     parts = list(_solved(opened, wanted, unknown, first_start))
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    kinds, counts = set(columns.pop("kind").tolist()), columns.pop("counts").reshape(-1, 2).sum(axis=0)
+    kinds, counts = set(columns.pop("kind").tolist()), columns.pop("counts")
+    (depth, *_) = columns.pop("draft_length").tolist()
     columns |= {name: tuple(columns[name].tolist()) for name in ("ids", "prompt_ids", "benchmarks")}
     (rule, *_), known = columns.pop("rule").tolist(), columns.pop("exact")
     return BoundedEvaluation(
@@ -182,7 +198,10 @@ def evaluate_bounds(
         source=str(unknown),
         **columns,
         exact=None if np.isnan(known).any() else known,
-        uncertain=float(counts[0] / counts[1]) if counts[1] else 0.0,
+        open_drafts=counts[:, 0],
+        drafts=counts[:, 1],
+        draft_length=depth,
+        first_start=first_start,
         kind="outer" if "outer" in kinds else "exact",
     )
 
@@ -204,7 +223,7 @@ def _source(given: Uncertainty | str) -> Uncertainty:
         made: Uncertainty = UNCERTAIN[name](**options)
         return made
     except TypeError:
-        allowed = ", ".join(UNCERTAIN[name].__dataclass_fields__)
+        allowed = ", ".join(field.name for field in fields(UNCERTAIN[name])) or "none"
         raise RequestError(f"bounds: found {given!r}; allowed settings of {name}: {allowed}") from None
 
 
@@ -214,18 +233,20 @@ def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: 
         bounds = _bounded(chosen, interval, first_start)
         rollouts = chosen.rollouts
         solved = solve(chosen.law(0, len(rollouts)), first_start=first_start) if interval.known else None
-        count = len(rollouts)
+        count, met = len(rollouts), bool((bounds.low == bounds.high).all())
+        kind = bounds.kind if interval.independent or met else "outer"
         yield {
             "ids": np.array(rollouts.ids, dtype=object),
             "prompt_ids": np.array(rollouts.prompt_ids, dtype=object),
             "benchmarks": np.array(rollouts.benchmarks, dtype=object),
-            "rule": np.array([chosen.rule], dtype=object),
+            "rule": np.array([chosen.rule if interval.known else unknown.name], dtype=object),
+            "draft_length": np.array([chosen.draft_length]),
             "committed": np.maximum(np.diff(rollouts.indptr) - first_start, 0),
             "low": bounds.low,
             "high": bounds.high,
             "exact": np.full(count, np.nan) if solved is None else solved.expected,
-            "kind": np.array([bounds.kind if interval.independent else "outer"], dtype=object),
-            "counts": np.array(interval.uncertain(rollouts.indptr, chosen.draft_length), dtype=np.int64),
+            "kind": np.array([kind], dtype=object),
+            "counts": interval.uncertain(rollouts.indptr),
         }
 
 

@@ -254,7 +254,10 @@ def _ruled(
 
     def parts() -> Iterator[tuple[Ranked, TreeRounds]]:
         for some in ranked(store, contender, most, cells=8 * (most + 1)):
-            nodes = np.minimum(np.arange(most + 1), np.asarray(some.ranks.nodes)[:, None])
+            nodes = np.arange(most + 1)
+            if some.ranks.gaps is not None:
+                nodes = nodes - _counts_to(some.ranks.gaps, most)
+            nodes = np.minimum(nodes, np.asarray(some.ranks.nodes)[:, None])
             prices = price.of(_counts_to(some.ranks.reach, most), nodes, some.contexts[:, None])
             ways = _choices(some, contender.tree, most, prices, lam, first_start)
             names[:] = ways

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,9 @@ from markov_spec.store import Store, open_store
 
 BREAKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 LABELS = [f"{low:g} to {high:g}" for low, high in pairwise((0, *BREAKS, 1))]
+# Nats by which divergences and thresholds of values stored in single precision may be off.
+ROUNDING = 1e-6
+LARGEST = 1e300
 DIVERGENCE, COLUMN = "divergence", "raw_kl_pq"
 PROMISES = ("strict", "tree")  # rules whose accepted drafts are the rollout of a greedy target
 
@@ -36,7 +39,8 @@ class Certificates:
     frame : polars.DataFrame
         A row for each draft inside its rollout: rollout, prompt, benchmark, start, depth, position (of the token
         proposed, from 0), margin (target's best probability less its second), threshold (nats), threshold_exact, kl
-        (nats), certified, accepted (null where it is not known).
+        (nats), certified, accepted (null where it is not known), followed (whether the rollout's token is the target's
+        only best one), proposed (whether the drafter makes this draft).
     indptr : ndarray of int64, (R+1,)
         Row offsets of the rollouts' starts.
     draft_length : int
@@ -44,7 +48,11 @@ class Certificates:
         Whether a draft depends on its position alone, as an autoregressive drafter's does: the frame has each once, at
         depth 1.
     greedy : bool
-        Whether the rollouts are the target's likeliest tokens, so that an accepted draft is the rollout's own.
+        Whether the rollouts are a greedy target's, so that an accepted draft is the rollout's own.
+    settings : mapping
+        Thresholds of the rule, and what was assumed.
+    notes : tuple of str
+        What the figures do not say by themselves.
     """
 
     contender: str
@@ -54,6 +62,8 @@ class Certificates:
     draft_length: int
     by_position: bool
     greedy: bool
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...]
 
     def summary(self, by: str = "benchmark") -> pl.DataFrame:
         """Give certified and accepted shares.
@@ -66,7 +76,8 @@ class Certificates:
         Returns
         -------
         polars.DataFrame
-            The group, drafts, mean_kl, mean_threshold, certified and accepted (shares), gap (accepted less certified).
+            The group, drafts, mean_kl, mean_threshold, certified (share), accepted (share of those that are known),
+            known (share), gap (accepted less certified, where all are known).
         """
         if by not in ("benchmark", "margin", "depth"):
             raise RequestError(f"by: found {by!r}; allowed: 'benchmark', 'margin', 'depth'")
@@ -81,10 +92,10 @@ class Certificates:
             mean_threshold=pl.col("threshold").filter(pl.col("threshold").is_finite()).mean(),
             certified=pl.col("certified").mean(),
             accepted=pl.col("accepted").mean(),
+            known=pl.col("accepted").is_not_null().mean(),
         )
-        return (found if by == "benchmark" else found.sort(by)).with_columns(
-            gap=pl.col("accepted") - pl.col("certified")
-        )
+        gap = pl.when(pl.col("known") == 1).then(pl.col("accepted") - pl.col("certified"))
+        return (found if by == "benchmark" else found.sort(by)).with_columns(gap=gap)
 
     def loosest(self, count: int = 10) -> pl.DataFrame:
         """Give the accepted drafts whose divergence exceeds the threshold by most: where the promise falls short."""
@@ -92,7 +103,10 @@ class Certificates:
         return missed.sort(pl.col("kl") - pl.col("threshold"), descending=True).head(count)
 
     def run_length(self) -> float | None:
-        """Give the mean number of certified drafts one after the other from a start; None without drafts."""
+        """Give the mean number of drafts from a start that are certified one after the other, at most the draft length.
+
+        None without drafts.
+        """
         if not len(self.frame):
             return None
         certain = self._cells(self.frame["certified"].to_numpy())
@@ -102,17 +116,21 @@ class Certificates:
         ends = set((self.indptr[1:] - 1).tolist())
         for t in range(certain.size - 1, -1, -1):
             ahead = (0 if t in ends else ahead) + 1 if certain[t] else 0
-            runs[t] = ahead
+            runs[t] = min(ahead, self.draft_length)
         return float(runs.mean())
 
     def share_at(self, kl: Any) -> Array:
         """Give the share of the drafts that are certified if no divergence exceeds ``kl`` nats, of any shape."""
+        if not (np.asarray(kl) >= 0).all():
+            raise RequestError(f"kl: found {kl}; allowed: numbers >= 0, in nats")
         thresholds = np.sort(self.frame["threshold"].to_numpy())
         share: Array = 1 - np.searchsorted(thresholds, kl, side="right") / max(thresholds.size, 1)
         return share
 
     def guaranteed_length(self, kl: float) -> float:
         """Give the pooled length that is certain if no divergence exceeds ``kl`` nats.
+
+        Where the rollout's token is not the target's best one by the record, nothing is.
 
         Raises
         ------
@@ -130,16 +148,26 @@ class Certificates:
                 f"rule: found {self.rule!r}; allowed: {', '.join(PROMISES)}: a lossy rule's accepted draft may leave "
                 "the rollout, so certificates along it bound no rounds"
             )
-        low = self._cells((self.frame["threshold"] > kl).to_numpy()).astype(np.float32)
+        if not kl >= 0:
+            raise RequestError(f"kl: found {kl}; allowed: a number >= 0, in nats")
+        sure = self.frame["threshold"] - ROUNDING > kl  # infinite thresholds too
+        low = self._cells((sure & self.frame["followed"] & self.frame["proposed"]).to_numpy()).astype(np.float32)
         bounds = bound_rounds(low, np.ones_like(low), self.indptr, draft_length=self.draft_length)
         rounds = math.fsum(bounds.high)
         return float(self.indptr[-1]) / rounds if rounds else 0.0
 
     def kl_for_length(self, length: float) -> float | None:
-        """Give the largest divergence at every position that makes a pooled length certain; None if none does."""
+        """Give the divergence below which, at every position, a pooled length is certain; None if there is none.
+
+        The bound is open: at the value itself the length need not be certain. Infinite if it always is.
+        """
+        if not 1 <= length < np.inf:
+            raise RequestError(f"length: found {length}; allowed: a number >= 1")
         if self.guaranteed_length(0.0) < length:
             return None
-        values = np.unique(self.frame["threshold"].to_numpy())
+        if self.guaranteed_length(LARGEST) >= length:
+            return math.inf
+        values = np.unique(np.maximum(self.frame["threshold"].to_numpy() - ROUNDING, 0))
         first, last = 0, values.size
         while first < last:  # guaranteed_length falls as kl grows
             middle = (first + last) // 2
@@ -228,7 +256,20 @@ def certify(
         )
     if rule not in RULES:
         raise RequestError(f"rule: found {rule!r}; allowed: {', '.join(RULES)}")
+    for name in thresholds:
+        if name not in RULES[rule]:
+            allowed = ", ".join(RULES[rule]) or "none"
+            raise RequestError(f"rule {rule!r}: found threshold {name!r}; allowed: {allowed}")
+    for name, value in (("kl", kl), ("tolerance", tolerance)):
+        if value is not None and not 0 <= value < np.inf:
+            raise RequestError(f"{name}: found {value}; allowed: a finite number >= 0, in nats")
     facts = recorded(opened, wanted)
+    if (
+        facts["rule"] == "match"
+        and "lists" in facts["parts"]
+        and opened._drafter(wanted.drafter).sizes("lists")["ids"][-1] == 1
+    ):
+        raise RequestError(f"contender {wanted}: found drafts without a distribution; allowed: a drafter that has one")
     if "lists" not in opened.parts:
         raise RequestError(
             f"{opened.path}: certificates need part 'lists' of the target; record --target-top 32 records it"
@@ -245,7 +286,27 @@ def certify(
     depth = DEFAULT_DRAFT_LENGTH if by_position else facts["depth"]
     length = depth if wanted.draft_length is None else wanted.draft_length
     greedy = (opened.metadata.get("sampling") or {}).get("temperature") == 0
-    return Certificates(str(wanted), rule, frame, offsets, length, by_position, greedy)
+    given = {**thresholds, **({} if kl is None else {"kl": kl}), **({"tolerance": tolerance} if tolerance else {})}
+    notes = tuple(_notes(frame.drop("recorded"), frame["recorded"], kl, greedy))
+    return Certificates(str(wanted), rule, frame.drop("recorded"), offsets, length, by_position, greedy, given, notes)
+
+
+def _notes(frame: pl.DataFrame, kept: pl.Series, kl: float | None, greedy: bool) -> Iterator[str]:
+    if kl is not None:
+        beyond = int((kept > kl).sum())
+        if beyond:
+            yield f"KL is assumed to be at most {kl:g}, but {beyond} of {len(frame)} recorded ones exceed it"
+        wrong = int((frame["certified"] & ~frame["accepted"].fill_null(True)).sum())
+        if wrong:
+            yield f"{wrong} certified drafts were rejected: the assumed bound on KL does not hold"
+    if not greedy:
+        yield "the rollouts are not recorded as greedy: accepted is what a greedy target would accept at their contexts"
+    parted = int((~frame["followed"]).sum())
+    if greedy and parted:
+        yield (
+            f"{parted} drafts stand where the rollout's token is not the target's only best one by its list: "
+            "nothing is promised of rounds there"
+        )
 
 
 def _parts(
@@ -262,19 +323,28 @@ def _parts(
         rollouts, target = batch.rollouts(), batch.part("lists", complete=True)
         p = np.exp(target["log_p"].astype(np.float64))
         tail = target["tail_mass"] if "tail_mass" in target else np.clip(1 - p.sum(axis=1), 0, None)
-        found = kl_to_reject(p, rule=rule, tail_mass=tail, **options)
+        spread = (
+            batch.part("divergence").get("raw_entropy") if rule == "typical" and "divergence" in batch.parts else None
+        )
+        found = kl_to_reject(p, rule=rule, tail_mass=tail, entropy=spread, **options)
         offsets, rows = rollouts.indptr, len(p)
         at = np.minimum(np.arange(rows)[:, None] + np.arange(depth), max(rows - 1, 0))
         inside = cells_inside(offsets, depth, None)
-        if kl is None:
-            apart = batch.drafter_part(wanted.drafter, DIVERGENCE).get(COLUMN)
-            if apart is None:
-                raise RequestError(f"contender {wanted}: needs {COLUMN} in part {DIVERGENCE!r}, which was not recorded")
-            apart = (apart[:, None] if apart.ndim == 1 else apart[:, :depth]).astype(np.float64)
-        else:
-            apart = np.full((rows, depth), float(kl))
-        threshold = found.value[at]
-        accepted = _accepted(batch, wanted, rule, options, target["ids"], p, at, depth) if own else None
+        kept = np.full((rows, depth), np.nan)
+        values = batch.drafter_part(wanted.drafter, DIVERGENCE).get(COLUMN) if DIVERGENCE in facts["parts"] else None
+        if values is not None:
+            kept = (values[:, None] if values.ndim == 1 else values[:, :depth]).astype(np.float64)
+        elif kl is None:
+            raise RequestError(
+                f"contender {wanted}: needs {COLUMN} in part {DIVERGENCE!r}, which was not recorded (record "
+                "--divergence), or kl=, a bound on it"
+            )
+        apart = kept if kl is None else np.full((rows, depth), float(kl))
+        threshold, made = found.value[at], inside
+        drafted = batch.drafter(wanted.drafter).drafted
+        if drafted is not None:
+            made = inside & (np.arange(1, depth + 1) <= drafted[:, None])
+        accepted = _accepted(batch, wanted, rule, options, target["ids"], p, at, depth, spread) if own else None
         start = np.arange(rows) - np.repeat(offsets[:-1], np.diff(offsets))
         rollout = np.repeat(np.arange(len(rollouts)), np.diff(offsets))
         which = np.broadcast_to(rollout[:, None], inside.shape)[inside]
@@ -291,16 +361,27 @@ def _parts(
             "threshold": threshold[inside],
             "threshold_exact": found.exact[at][inside],
             "kl": apart[inside],
-            "certified": (apart + tolerance < threshold)[inside],
+            "certified": (((apart + tolerance + ROUNDING < threshold) | np.isinf(threshold)) & made)[inside],
             "accepted": None
             if accepted is None
-            else pl.Series(accepted[inside], dtype=pl.Int8).replace(-1, None).cast(pl.Boolean),
+            else pl.Series(np.where(made, accepted, 0)[inside], dtype=pl.Int8).replace(-1, None).cast(pl.Boolean),
+            "followed": ((target["ids"][:, 0] == rollouts.tokens) & (p[:, 0] > second))[at][inside],
+            "proposed": made[inside],
+            "recorded": kept[inside],
         }
         yield pl.DataFrame(columns, schema_overrides={"accepted": pl.Boolean}), np.diff(offsets)
 
 
 def _accepted(
-    batch: Store, wanted: Contender, rule: str, options: dict[str, Any], names: Array, p: Array, at: Array, depth: int
+    batch: Store,
+    wanted: Contender,
+    rule: str,
+    options: dict[str, Any],
+    names: Array,
+    p: Array,
+    at: Array,
+    depth: int,
+    spread: Array | None,
 ) -> Array:
     """Whether the rule accepts the drafter's likeliest token at each cell: 1, 0, or -1 where lists do not tell."""
     part = batch.drafter_part(wanted.drafter, "lists", complete=True)
@@ -320,8 +401,16 @@ def _accepted(
         m = options["m"]
         return np.where(listed, np.argmax(match, axis=-1) < m, 0 if names.shape[1] >= m else -1).astype(np.int64)
     value = (p[at] * match).sum(axis=-1)
-    if rule == "typical":
-        return np.full(draft.shape, -1)  # the record may lack the entropy of the plain softmax
-    bar = p[at, 0] - options["t"] if rule == "additive" else options["alpha"] * p[at, 0]
-    unlisted = np.where(p[at, -1] < bar, 0, -1)
+    if rule == "additive":
+        bar = p[at, 0] - options["t"]
+    elif rule == "multiplicative":
+        bar = options["alpha"] * p[at, 0]
+    elif spread is None:
+        return np.full(draft.shape, -1)
+    else:  # typical: what equals the bar is rejected
+        given = {**RULES[rule], **options}
+        bar = np.nextafter(np.minimum(given["epsilon"], given["delta"] * np.exp(-spread.astype(np.float64))), np.inf)[
+            at
+        ]
+    unlisted = np.where(bar <= 0, 1, np.where(p[at, -1] < bar, 0, -1))
     return np.where(listed, value >= bar, unlisted).astype(np.int64)

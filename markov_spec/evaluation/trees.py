@@ -111,6 +111,7 @@ def whole_tree_plan(store: Store, contender: Contender) -> TreePlan:
         name: np.concatenate([getattr(plan.found.ranks, name) for plan in plans])
         for name in ("rank", "exact_to", "nodes", "reach")
     }
+    columns["gaps"] = None  # of other budgets, which are not asked about
     return replace(plans[0], found=Ranked(store.rollouts(), replace(first.ranks, **columns)))
 
 

@@ -6,7 +6,8 @@ With ``r = q/p`` the realised token's ratio, a product rule's acceptance is a fu
     lists       q(x) of a token outside the list lies in [max(0, missing - (V-M-1) last), min(last, missing)]:
                 the mass that is missing, spread over V-M tokens of at most the last one listed
     tolerance   log p and log q each off by up to a number of nats: log r by up to twice as many
-    half        log-probabilities rounded to a type of 16 bits: off by half a unit in their last place
+    half        log-probabilities rounded to a type of 16 bits: off by half a unit in the last place of the power of two
+                above them
     transport   optimal transport of m drafts accepts a given token with a probability between two recorded ends (A10)
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 from markov_spec.arrays import Array, RequestError, cells_inside
 from markov_spec.evaluation.laws import Plan
 from markov_spec.store.metadata import drawn_as_recorded
+from markov_spec.store.schema import MULTI_DRAFTS
 
 # Relative and least absolute error of rounding to the nearest.
 UNITS = {"bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
@@ -40,13 +42,15 @@ class Interval:
     independent: bool
     known: bool
 
-    def uncertain(self, indptr: Array, draft_length: int) -> tuple[int, int]:
-        """Count the drafts inside the rollouts that are not known, and all."""
+    def uncertain(self, indptr: Array) -> Array:
+        """Count the drafts inside each rollout whose acceptance is not known, and all: (R, 2)."""
         cells = self.low.ndim == 2
         inside = cells_inside(indptr, self.low.shape[1], None) if cells else np.ones(self.low.shape, dtype=bool)
+        low, high = (np.minimum(end, 0) for end in (self.low, self.high)) if self.block else (self.low, self.high)
         with np.errstate(invalid="ignore"):
-            open_cells = (self.high > self.low) & inside
-        return int(open_cells.sum()), int(inside.sum())
+            counts = [(values if cells else values[:, None]).sum(axis=1) for values in ((high > low) & inside, inside)]
+        at = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+        return np.stack([np.bincount(at, own, minlength=indptr.size - 1) for own in counts], axis=1)
 
 
 class Uncertainty(Protocol):
@@ -90,7 +94,16 @@ def _of_ratios(plan: Plan, low: Array, high: Array, *, independent: bool) -> Int
         return Interval(low, high, True, independent, True)
     if plan.rule == "rejection":
         return Interval(np.exp(np.minimum(low, 0)), np.exp(np.minimum(high, 0)), False, independent, True)
-    raise RequestError(f"contender {plan.contender}: found rule {plan.rule!r}; allowed: rejection, block")
+    raise RequestError(f"contender {plan.contender}: found rule {plan.rule!r}; allowed: rejection, block, match")
+
+
+def _matched(plan: Plan) -> Interval | None:
+    """Give the known acceptances of a draft that is fixed beforehand; None of others."""
+    if plan.rule != "match":
+        return None
+    rank = plan.drafts.rank
+    hit = _log_q(plan) == 0 if rank is None else (rank if rank.ndim == 1 else rank[:, : plan.draft_length]) == 1
+    return Interval(hit.astype(np.float64), hit.astype(np.float64), False, True, True)
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,8 @@ class Lists:
 
     def interval(self, plan: Plan) -> Interval:
         """See ``Uncertainty``."""
+        if (known := _matched(plan)) is not None:
+            return known
         low, high = self._probabilities(plan)
         if plan.rule == "independent":
             m = int(plan.settings["m"])
@@ -117,7 +132,7 @@ class Lists:
     def _probabilities(self, plan: Plan) -> tuple[Array, Array]:
         store, drafts = plan.store, plan.drafts
         vocabulary = store.metadata.get("vocab_size")
-        drawn = drafts.metadata.get("sampling", store.metadata.get("sampling"))
+        drawn = drafts.metadata.get("sampling") or store.metadata.get("sampling")
         if not drawn_as_recorded({}, drawn):
             raise RequestError(
                 f"contender {plan.contender}: drafts are drawn with {drawn}; allowed: temperature 1 and no filter, as "
@@ -161,6 +176,9 @@ def list_bounds(ids: Array, log_q: Array, tokens: Array, vocab_size: int) -> tup
     missing = np.clip(1 - q.sum(axis=-1), 0, None)
     last, others = q[..., -1], max(vocab_size - ids.shape[-1] - 1, 0)
     low, high = np.maximum(missing - others * last, 0), np.minimum(last, missing)
+    # A drafter that has more tokens than the target, as one of a padded vocabulary, may have its mass on those.
+    more = (ids >= vocab_size).any(axis=-1) | (missing > (others + 1) * last + 1e-6)
+    low = np.where(more, 0.0, low)
     own = (q * named).sum(axis=-1)
     listed = named.any(axis=-1)
     return np.where(listed, own, np.minimum(low, high)), np.where(listed, own, high)
@@ -183,6 +201,8 @@ class Tolerance:
 
     def interval(self, plan: Plan) -> Interval:
         """See ``Uncertainty``."""
+        if (known := _matched(plan)) is not None:
+            return known
         log_p, log_q = _log_p(plan), _log_q(plan)
         return _moved(
             plan, log_p, log_q, np.full(log_p.shape, float(self.nats)), np.full(log_q.shape, float(self.nats))
@@ -206,16 +226,21 @@ class Half:
 
     def interval(self, plan: Plan) -> Interval:
         """See ``Uncertainty``."""
+        if (known := _matched(plan)) is not None:
+            return known
         log_p, log_q = _log_p(plan), _log_q(plan)
         unit, least = UNITS[self.dtype]
         return _moved(plan, log_p, log_q, *(np.maximum(np.abs(values) * unit, least) for values in (log_p, log_q)))
 
 
 def _moved(plan: Plan, log_p: Array, log_q: Array, of_p: Array, of_q: Array) -> Interval:
-    apart = np.where(np.isinf(log_q), 0.0, of_p + np.where(np.isinf(log_q), 0.0, of_q))
-    ratio = log_q - log_p
+    none = np.isinf(log_q)
+    # Probabilities end at 1, and what is impossible stays so.
+    q_ends = (np.where(none, log_q, np.minimum(log_q + sign * of_q, 0)) for sign in (-1, 1))
+    p_ends = (np.minimum(log_p + sign * of_p, 0) for sign in (1, -1))
+    low, high = (q_end - p_end for q_end, p_end in zip(q_ends, p_ends, strict=True))
     # One position of the target stands in many cells, so these do not vary by themselves.
-    return _of_ratios(plan, ratio - apart, ratio + apart, independent=log_q.ndim == 1)
+    return _of_ratios(plan, low, high, independent=log_q.ndim == 1)
 
 
 @dataclass(frozen=True)
@@ -236,6 +261,8 @@ class Transport:
         if "multi" in store.drafter_parts(name):
             columns = store.drafter_part(name, "multi")
         ends = [f"transport_{self.m}_{end}" for end in ("low", "high")]
+        if self.m not in MULTI_DRAFTS:
+            raise RequestError(f"bounds: found m={self.m!r}; allowed: {', '.join(map(str, MULTI_DRAFTS))}")
         if not columns.keys() >= set(ends) or plan.drafts.rule == "match":
             raise RequestError(
                 f"contender {plan.contender}: needs transport_{self.m}_low and _high in part 'multi' of drafter "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from markov_spec.arrays import RequestError
 from markov_spec.evaluation import Certificates
+from markov_spec.evaluation.certify import PROMISES
 from markov_spec.report.tables import fitted, titled
 
 CURVE_POINTS = 200
@@ -40,27 +42,51 @@ def certificates_table(
     parts: list[RenderableType] = []
     for group in groups:
         table = titled(group)
-        for title in ("drafts", "mean KL", "mean threshold", "certified", "accepted"):
+        assumed = "kl" in found.settings
+        titles = ["drafts", "assumed KL" if assumed else "mean KL", "mean threshold", "certified", "accepted"]
+        partly = bool((found.summary(group)["known"] < 1).any())
+        for title in titles + ["accepted known of"] * partly:
             table.add_column(title, justify="right", no_wrap=True)
         for row in found.summary(group).to_dicts():
             shares = ["-" if row[name] is None else f"{row[name]:.1%}" for name in ("certified", "accepted")]
             means = ["-" if row[name] is None else f"{row[name]:.4f}" for name in ("mean_kl", "mean_threshold")]
-            table.add_row(escape(str(row[group])), str(row["drafts"]), *means, *shares)
+            table.add_row(
+                escape(str(row[group])), str(row["drafts"]), *means, *shares, *([f"{row['known']:.1%}"] * partly)
+            )
         parts += [fitted(table), ""]
-    run = found.run_length()
-    lines = [f"rule {found.rule}; KL(target || drafter) and thresholds in nats; certified: KL below the threshold."]
+    run = found.run_length() if found.rule in PROMISES and found.greedy else None
+    rule = ", ".join([found.rule, *(f"{name}={value:g}" for name, value in found.settings.items())])
+    lines = [f"rule {rule}; KL(target || drafter) and thresholds in nats; certified: KL below the threshold."]
     if run is not None:
-        lines.append(f"On average {run:.2f} drafts after each other are certified from a start.")
-    if target_length is not None:
-        told = (
-            "no divergence guarantees it" if needed is None else f"guaranteed where KL < {needed:.4g} at every position"
+        lines.append(
+            f"On average {run:.2f} of the {found.draft_length} drafts from a start are certified one after the other."
         )
+    if "kl" in found.settings and found.greedy and found.rule in PROMISES:
+        length = found.guaranteed_length(float(found.settings["kl"]))
+        lines.append(f"Guaranteed at this KL: {length:.4f} tokens per round (bound).")
+    if target_length is not None:
+        told = "no divergence guarantees it"
+        if needed is not None:
+            told = (
+                "always certain"
+                if math.isinf(needed)
+                else f"guaranteed where KL < {_floored(needed)} at every position"
+            )
         lines.append(f"A pooled length of {target_length:g} (K = {found.draft_length}): {told} (bound).")
     missed = found.loosest(LOOSEST).to_dicts()
     if missed:
-        places = ", ".join(f"{row['rollout']} at {row['position']} (KL {row['kl']:.3g})" for row in missed)
-        lines.append(f"Loosest, accepted far above the threshold: {places}.")
-    return Group(*parts, *(Text(line, style="dim") for line in lines))
+        places = ", ".join(
+            f"{row['rollout']} at {row['position']}, depth {row['depth']} (KL {row['kl']:.3g})" for row in missed
+        )
+        lines.append(f"Loosest, accepted above the threshold: {places}.")
+    notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
+    return Group(*parts, *(Text(line, style="dim") for line in lines), *notes)
+
+
+def _floored(value: float) -> str:
+    """Give a number to four digits, rounded down: what is promised below it must hold."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 3) if value > 0 else 1.0
+    return f"{math.floor(value / step) * step:.4g}"
 
 
 def certificates_plot(found: Certificates, path: Path) -> None:
@@ -77,7 +103,7 @@ def certificates_plot(found: Certificates, path: Path) -> None:
         If the extra ``report`` is not installed.
     """
     if any(importlib.util.find_spec(name) is None for name in ("altair", "vl_convert")):
-        raise RequestError("a plot needs altair and vl-convert: pip install 'markov-spec[report]'")
+        raise RequestError("a plot needs altair and vl-convert: pip install '.[report]'")
     import altair as alt
 
     finite = found.frame.filter(pl.col("kl").is_finite())

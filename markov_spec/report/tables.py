@@ -122,7 +122,7 @@ def bounds_table(rows: Sequence[Mapping[str, Any]]) -> Group:
     """
     grouped = any("benchmark" in row for row in rows)
     table = titled("contender", *(["benchmark"] if grouped else []), "rule")
-    for title in ("tokens", "rounds", "pooled length", "as recorded", "uncertain drafts"):
+    for title in ("K", "tokens", "rounds", "pooled length", "as recorded", "uncertain drafts"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     for row in rows:
@@ -131,6 +131,7 @@ def bounds_table(rows: Sequence[Mapping[str, Any]]) -> Group:
             escape(row["contender"]),
             *([escape(row["benchmark"])] if grouped else []),
             row["rule"],
+            str(row["draft_length"]),
             str(row["committed_tokens"]),
             f"{row['rounds_low']:.2f} to {row['rounds_high']:.2f}",
             "-" if low is None else f"{low:.4f} to {high:.4f}",

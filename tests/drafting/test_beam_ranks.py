@@ -97,9 +97,18 @@ def test_depths_that_are_not_recorded_against_enumeration(width):
         prefixes = [tuple(words[: k + 1].tolist()) for k in range(known)]
         true = [order.index(p) + 1 if p in order else ABSENT for p in prefixes]
         certain += int(ranks.exact_to[0])
+        assert ranks.exact_to[0] <= (token[:known] >= 0).sum()
         for n in range(int(ranks.exact_to[0]) + 1):
             assert ranks.accepted(n)[0] == sum(rank <= n for rank in true)
+            assert ranks.drafted(n)[0] == min(n, len(order))
     assert certain > 60
+
+
+def test_first_path_past_the_end_against_closed_form():
+    """Nothing below precedes the best path of a depth; below it something may precede the second one."""
+    token, log_q = [[[0, 1], [-1, -1]]] * 2, [[np.log([0.9, 0.1]), [np.nan, np.nan]]] * 2
+    ranks = beam_ranks(token, np.full((2, 2, 2), -1), log_q, [[0, -1], [1, -1]], max_budget=4)
+    assert ranks.rank.tolist() == [[1, ABSENT], [2, ABSENT]] and ranks.exact_to.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("width", [3, 8])
@@ -128,6 +137,17 @@ def test_drafter_without_paths_is_best_first_on_lists_against_reference():
         expected = tree_ranks(ids[None], log_q[None], [words], max_budget=90, complete=True)
         found = beam_ranks(*columns, [words], max_budget=90)
         assert (found.rank == expected.rank).all()
+        known = sum(words) % D  # what is missing past an end leaves as much open
+        ended = np.where(np.arange(D) < known, words, -1)[None]
+        lists = log_q[None].astype(np.float64)
+        lists[:, known:] = np.nan
+        beams = [np.pad(column.astype(float), ((0, 0), (0, 0), (0, 1)), constant_values=-1) for column in columns]
+        beams[2][..., -1] = -np.inf
+        beams[0][:, known:], beams[1][:, known:], beams[2][:, known:] = -1, -1, np.nan
+        expected = tree_ranks(ids[None], lists, ended, max_budget=90, complete=True)
+        found = beam_ranks(*(beam.astype(int) for beam in beams[:2]), beams[2], ended, max_budget=90)
+        for name in ("rank", "exact_to", "nodes"):
+            assert (getattr(found, name) == getattr(expected, name)).all()
 
 
 @pytest.mark.parametrize(
@@ -153,3 +173,12 @@ def test_wrong_beams_are_refused_invariant(change, message):
         beam_ranks(given["token"][0], given["parent"], given["log_q"], [[0, 0, 0]], max_budget=4)
     with pytest.raises(ValueError, match="tokens: found shape"):
         beam_ranks(*given.values(), [[0, 0]], max_budget=4)
+    big = 1 << 32  # would wrap to what is right
+    for name in ("token", "parent"):
+        with pytest.raises(ValueError, match=f"{name}: found .*allowed: -1 to {ABSENT}"):
+            beam_ranks(*{**given, name: given[name].astype(np.int64) + big}.values(), [[0, 0, 0]], max_budget=4)
+    with pytest.raises(ValueError, match="tokens: found"):
+        beam_ranks(*given.values(), [[big, big, big]], max_budget=4)
+    for most in (ABSENT, big):
+        with pytest.raises(ValueError, match=f"max_budget: found {most}; allowed: 0 to {ABSENT - 1}"):
+            beam_ranks(*given.values(), [[0, 0, 0]], max_budget=most)

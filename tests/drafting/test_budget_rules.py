@@ -173,6 +173,9 @@ def test_refusals_of_rules_invariant(name):
 def test_refusals_of_settings_invariant():
     with pytest.raises(ValueError, match="lam: found -1; allowed: a finite number >= 0"):
         BUDGET_RULES["marginal"]([[0.5]], [1, 1], lam=-1)
+    for lam in ("x", None, [1.0], np.nan):
+        with pytest.raises(ValueError, match=r"lam: found .*; allowed: a finite number >= 0"):
+            BUDGET_RULES["marginal"]([[0.5]], [1, 1], lam=lam)
     with pytest.raises(ValueError, match="batch: found 0"):
         BUDGET_RULES["prefix"]([[0.5]], [1, 1], batch=0)
     with pytest.raises(ValueError, match=r"values: start 0, node 2: found 0\.5 after 0\.2; none may rise"):

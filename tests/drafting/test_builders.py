@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from markov_spec.arrays import ABSENT
 from markov_spec.drafting import (
     BUILDERS,
     AllChildren,
@@ -111,13 +112,51 @@ def test_static_order_against_closed_form():
 
 
 def test_static_beyond_the_lists_against_closed_form():
-    """Two tokens are listed and the tree has a third child: an unlisted token may be that one."""
+    """Two tokens are listed and the tree has a third child, its second node, which may exist or not."""
     builder = Static([[0], [2], [0, 0]])
     ids, log_q = [[[1, 2], [3, 4]]] * 3, [[[-0.5, -1.5], [-0.5, -1.5]]] * 3
     ranks = tree_ranks(ids, log_q, [[9, 3], [1, 9], [2, 3]], max_budget=5, builder=builder)
-    np.testing.assert_array_equal(ranks.exact_to, [1, 5, 5])
+    np.testing.assert_array_equal(ranks.exact_to, [1, 1, 1])
+    np.testing.assert_array_equal(ranks.nodes, [3, 3, 3])
     whole = tree_ranks(ids, log_q, [[9, 3], [1, 9], [2, 3]], max_budget=5, builder=builder, complete=True)
     np.testing.assert_array_equal(whole.exact_to, [5, 5, 5])
+    np.testing.assert_array_equal([whole.drafted(n)[0] for n in range(6)], [0, 1, 1, 2, 2, 2])
+    np.testing.assert_array_equal([whole.depths(n)[0] for n in range(6)], [0, 1, 1, 2, 2, 2])
+
+
+def test_static_nodes_against_closed_form():
+    """Tree (0) (1) (1,0) (0,0) (0,1) (2): both tokens; one at depth 1; one at depth 2; depth 2 missing; nothing."""
+    builder, inf, nan = Static([[0], [1], [1, 0], [0, 0], [0, 1], [2]]), -np.inf, np.nan
+    log_q = [
+        [[-1.0, -2.0], [-1.0, -2.0]], [[-1.0, inf], [-1.0, -2.0]], [[-1.0, -2.0], [-1.0, inf]],
+        [[-1.0, -2.0], [nan, nan]], [[inf, inf], [nan, nan]],
+    ]  # fmt: skip
+    ids = np.where(np.asarray(log_q) == inf, -1, [1, 2])
+    ranks = tree_ranks(ids, log_q, [[1, 2]] * 3 + [[1, -1], [3, -1]], max_budget=9, builder=builder)
+    counts = np.stack([ranks.drafted(n) for n in range(10)], axis=1)
+    np.testing.assert_array_equal(
+        counts,
+        [
+            [0, 1, 2, 3, 4, 5, 6, 6, 6, 6], [0, 1, 1, 1, 2, 3, 3, 3, 3, 3], [0, 1, 2, 3, 4, 4, 5, 5, 5, 5],
+            [0, 1, 2, 3, 4, 5, 6, 6, 6, 6], [0] * 10,
+        ],
+    )  # fmt: skip
+    # A third token may stand after two listed ones; (1, 0) is the first node of a depth that is not recorded.
+    np.testing.assert_array_equal(ranks.exact_to, [5, 9, 5, 2, 9])
+    np.testing.assert_array_equal(ranks.reach, [[1, 3], [1, 4], [1, 3], [1, 3], [ABSENT] * 2])
+    np.testing.assert_array_equal(ranks.rank, [[1, 5], [1, 5], [1, ABSENT], [1, ABSENT], [ABSENT] * 2])
+
+
+def test_sizes_beyond_all_lists_against_closed_form():
+    """Places after the lists take no room, and a tree of a huge budget is that of all nodes."""
+    far = Static([[0], [2**31 - 2], [2**31 - 2, 0]])
+    ranks = tree_ranks([[[1], [3]]], [[[-0.5], [-0.5]]], [[1, 3]], max_budget=9, builder=far)
+    assert ranks.nodes.tolist() == [3] and ranks.exact_to.tolist() == [1]
+    whole = tree_ranks([[[1], [3]]], [[[-0.5], [-0.5]]], [[1, 3]], max_budget=9, builder=far, complete=True)
+    assert whole.nodes.tolist() == [1] and whole.exact_to.tolist() == [9]
+    wide = Eagle2(beam=10**12)
+    ranks = tree_ranks([[[1], [3]]], [[[-0.5], [-0.5]]], [[1, 3]], max_budget=9, builder=wide, complete=True)
+    assert ranks.nodes.tolist() == [2] and ranks.rank.tolist() == [[1, 2]]
 
 
 def positional_trees(nodes, depth, children, acceptance):
@@ -251,6 +290,12 @@ REFUSED = {
     "paths: found .0, 0.; allowed: at most 1 places,": lambda: build_tree(
         [[1]], [[0.0]], budget=2, builder=Static([[0], [0, 0]])
     ),
+    "paths: found 5; allowed: a sequence of rank paths": lambda: Static(5),
+    "paths: path 0: found 5; allowed: a sequence of places": lambda: Static([5]),
+    "paths: path 0: found 8589934592; allowed: 0 to 2147483646": lambda: Static([[2**33]]),
+    "budget: found 2147483646; allowed: at most 22369619 here": lambda: Sequoia([0.5, 0.2], depth=2).order(2**31 - 2),
+    "budget: found 1073741824; allowed: at most": lambda: positional_values([0.5], budget=2**30, depth=2),
+    "depth: found 1099511627776; allowed: at most": lambda: Sequoia([0.5], depth=2**40).order(1),
     "budget: found -2": lambda: build_tree([[1]], [[0.0]], budget=-2),
 }
 

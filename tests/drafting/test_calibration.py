@@ -322,6 +322,7 @@ def test_block_of_the_demo_promises_too_much_invariant():
     ("message", "options"),
     {
         r"budgets: found \[\]": {"budgets": []},
+        "budgets: found 5; allowed: rising": {"budgets": 5},
         r"budgets: found \[2, 2\]; allowed: rising": {"budgets": [2, 2]},
         "budgets: found -1": {"budgets": [-1]},
         "builder: found 'best'": {"builder": "best"},

@@ -346,5 +346,10 @@ def test_refusals_invariant():
     ):
         with pytest.raises(ValueError, match=told):
             node_values(log_q, max_budget=3)
+    with pytest.raises(ValueError, match="max_budget: found 2147483646; allowed: at most 268435456"):
+        node_values(np.zeros((1, 1, 1)), max_budget=2**31 - 2)
+    most = TreeRanks([[2**31 - 1]], max_budget=2**31 - 2)
+    with pytest.raises(ms.RequestError, match="budgets: found 2147483646; allowed: at most 268435454"):
+        clairvoyant_budgets(most, [0, 1], budgets=[0, 2**31 - 2], prices=[1, 1])
     with pytest.raises(ValueError, match="max_budget: found -1"):
         node_values(np.zeros((1, 1, 1)), max_budget=-1)

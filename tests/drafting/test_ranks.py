@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from markov_spec.arrays import ABSENT, RequestError
-from markov_spec.drafting import AllChildren, Eagle2, Sequoia, TreeRanks, _numba, _reference, build_tree, tree_ranks
+from markov_spec.drafting import (
+    AllChildren,
+    BestFirst,
+    Chain,
+    Eagle2,
+    Sequoia,
+    Static,
+    TreeRanks,
+    _numba,
+    _reference,
+    build_tree,
+    tree_ranks,
+)
 from markov_spec.drafting.inputs import Lists
 from tests.drafting.samples import FAMILY, NESTED, lists, rollout, sorted_paths, values
 
@@ -134,6 +146,9 @@ def test_budgets_against_reference(seed):
         ranks = builder.ranks(read, cap)
         for n in range(ranks.min_budget, cap + 1):
             np.testing.assert_array_equal(ranks.accepted(n), _reference.accepted(builder, read, n))
+            trees = [builder.paths(log_q, n) for log_q in read.log_q]
+            assert ranks.drafted(n).tolist() == [len(tree) for tree in trees]
+            assert ranks.depths(n).tolist() == [max(map(len, tree), default=0) for tree in trees]
 
 
 def test_walks_against_reference():
@@ -174,6 +189,7 @@ def test_exact_to_against_reference(seed):
         for n in range(ranks.min_budget, cap + 1):
             certain = ranks.exact_to >= n
             np.testing.assert_array_equal(ranks.accepted(n)[certain], whole.accepted(n)[certain])
+            np.testing.assert_array_equal(ranks.drafted(n)[certain], whole.drafted(n)[certain])
         least = np.minimum(ranks.nodes, whole.nodes)
         np.testing.assert_array_equal(least, whole.nodes)
 
@@ -187,20 +203,46 @@ def test_exact_to_against_closed_form():
     np.testing.assert_array_equal(ranks.rank, [[1, 2], [1, 3], [4, 5], [none, none], [1, none]])
     # .35 and .7 are sure. .28 is not: an unlisted child of 7 may be worth .28 too; at most .2 neither, with rank 4. An
     # unlisted first token is worth at most .2, below .7 .35 .28; an unlisted child of 7 at most .28, below .7 .35.
-    np.testing.assert_array_equal(ranks.exact_to, [9, 2, 3, 3, 3])
+    # No more than the six listed nodes are certain to exist.
+    np.testing.assert_array_equal(ranks.exact_to, [6, 2, 3, 3, 3])
     assert (ranks.nodes == 9).all()
     whole = tree_ranks(ids, log_q, tokens, max_budget=9, complete=True)
     assert (whole.exact_to == 9).all() and (whole.nodes == 6).all()
 
 
 def test_exact_to_past_the_end_against_closed_form():
-    """One token is left, so deeper lists are missing: a node below the best first token may precede the second."""
+    """One token is left, so deeper lists are missing: a node below the best first token may precede the second.
+
+    Two nodes are listed, and no others are certain to exist.
+    """
     ids, log_q = [[[7, 8], [-1, -1]]] * 2, [[np.log([0.7, 0.2]), [np.nan, np.nan]]] * 2
     ranks = tree_ranks(ids, log_q, [[7, -1], [8, -1]], max_budget=9, complete=True)
     np.testing.assert_array_equal(ranks.rank, [[1, ABSENT], [2, ABSENT]])
-    np.testing.assert_array_equal(ranks.exact_to, [9, 1])
+    np.testing.assert_array_equal(ranks.exact_to, [2, 1])
     children = tree_ranks(ids, log_q, [[7, -1], [8, -1]], max_budget=9, builder=AllChildren(2))
-    np.testing.assert_array_equal(children.exact_to, [9, 9])  # all first tokens come before any other
+    np.testing.assert_array_equal(children.exact_to, [2, 2])  # all first tokens come before any other
+
+
+@pytest.mark.parametrize(
+    "builder", [BestFirst(), Chain(), AllChildren(1), Eagle2(1), Static([(0,) * k for k in (1, 2, 3, 4)])]
+)
+def test_nodes_of_missing_lists_against_closed_form(builder):
+    """A sure token at each of four depths, two tokens left: four nodes if lists go on past the end, else two or one."""
+    ids, log_q, tokens = np.full((2, 4, 1), 7), np.zeros((2, 4, 1)), [[7, 7, -1, -1], [7, -1, -1, -1]]
+    whole = tree_ranks(ids, log_q, tokens, max_budget=64, builder=builder, complete=True)
+    assert whole.drafted(64).tolist() == [4, 4] and whole.exact_to.tolist() == [64, 64]
+    log_q[0, 2:], log_q[1, 1:] = np.nan, np.nan
+    short = tree_ranks(ids, log_q, tokens, max_budget=64, builder=builder, complete=True)
+    assert short.exact_to.tolist() == [2, 1] and short.rank.tolist() == whole.rank.tolist()
+    assert short.drafted(short.exact_to).tolist() == [2, 1] and (short.drafted(64) >= 4).all()
+
+
+def test_lists_that_end_before_the_missing_ones_against_closed_form():
+    """A depth without tokens ends every tree, whatever was recorded after it."""
+    log_q, tokens = np.array([[[0.0], [-np.inf], [np.nan]]]), [[7, -1, -1]]
+    for builder in (BestFirst(), Chain(), AllChildren(1), Eagle2(1), Static([[0], [0, 0], [0, 0, 0]])):
+        ranks = tree_ranks([[[7], [-1], [-1]]], log_q, tokens, max_budget=9, builder=builder, complete=True)
+        assert ranks.nodes.tolist() == [1] and ranks.exact_to.tolist() == [9]
 
 
 def test_case_89_ties_against_closed_form():
@@ -234,7 +276,7 @@ def test_threads_against_one_thread_invariant():
         wanted = tree_ranks(ids, log_q, tokens, max_budget=50, builder=builder, threads=1)
         for threads in (2, 5):
             found = tree_ranks(ids, log_q, tokens, max_budget=50, builder=builder, threads=threads)
-            for name in ("rank", "exact_to", "nodes"):
+            for name in ("rank", "exact_to", "nodes", "reach", "gaps"):
                 np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
 
 
@@ -248,6 +290,9 @@ def test_no_starts_invariant():
 
 
 GOOD = {"top_ids": [[[7, 8], [5, 6]]], "top_log_q": [[[-1.0, -2.0], [-1.0, -1.0]]], "tokens": [[7, 5]]}
+WIDE = {
+    "top_ids": [[np.arange(1 << 15)] * 2], "top_log_q": [[np.zeros(1 << 15)] * 2], "tokens": [[7, 5]], "complete": True,
+}  # fmt: skip
 BAD = {
     "top_ids: found shape": {"top_ids": [[7, 8]]},
     "top_ids: found dtype": {"top_ids": [[[7.5, 8], [5, 6]]]},
@@ -268,6 +313,8 @@ BAD = {
     "max_budget: found 2147483647": {"max_budget": 2**31 - 1},
     "builder: found 'best'; allowed: a Builder, best-first, chain": {"builder": "best"},
     "builder: found 3": {"builder": 3},
+    "builder: found .'chain'.": {"builder": ["chain"]},
+    "beam: found 268435456; allowed: at most": {"builder": Eagle2(1 << 28, depth=1), **WIDE},
     "builder 'sequoia': needs acceptance, depth; pass Sequoia": {"builder": "sequoia"},
     "beam: found 10; allowed: at most the 2 tokens": {"builder": "eagle2"},
     "width: found 7; allowed: at most the 2 tokens": {"builder": "all-children"},
@@ -301,6 +348,10 @@ def test_values_a_little_above_zero_against_closed_form():
         r"exact_to: found shape \(2,\)": {"exact_to": [1, 2]},
         "exact_to: start 0: found 5; allowed: 0 to max_budget, 4": {"exact_to": [5]},
         "nodes: start 0: found -1": {"nodes": [-1]},
+        "max_budget: found 2147483647; allowed: 0 to 2147483646": {"max_budget": ABSENT},
+        "max_budget: found 8589934592": {"max_budget": 2**33},
+        r"gaps: found shape \(2, 1\); allowed: \(1, H\)": {"gaps": [[1], [2]]},
+        "gaps: start 0, depth 2: found 1": {"gaps": [[1, 1]]},
     }.items(),
 )
 def test_tree_ranks_refusals_invariant(message, arguments):

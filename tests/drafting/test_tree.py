@@ -100,6 +100,8 @@ def test_values_and_names_against_closed_form():
         "parents: node 0: found 1": {"tokens": [1, 2], "parents": [1, 0]},
         "parents: node 1: found -2": {"tokens": [1, 2], "parents": [-1, -2]},
         "tokens: node 1: found 1, which its parent -1 has": {"tokens": [1, 1], "parents": [-1, -1]},
+        "tokens: found 4294967301 to 4294967301; allowed: -1 to": {"tokens": [2**32 + 5], "parents": [-1]},
+        "rank_path: found 5; allowed: 1, one for each node": {"tokens": [1], "parents": [-1], "rank_path": 5},
         "log_values: found 1 entries; allowed: 2": {"tokens": [1, 2], "parents": [-1, -1], "log_values": [0.0]},
     }.items(),
 )

@@ -19,7 +19,9 @@ def some_ranks(seed, depths=3, most=12):
     rank = np.sort(rng.choice(np.arange(1, 30), (N, depths)), axis=1) + np.arange(depths)
     left = np.repeat(INDPTR[1:], LENGTHS) - np.arange(N)
     rank = np.where((rank > most) | (np.arange(depths) >= left[:, None]), ABSENT, rank)
-    return TreeRanks(rank, max_budget=most, exact_to=rng.integers(0, most + 1, N), nodes=rng.integers(0, most + 1, N))
+    counts = {name: rng.integers(0, most + 1, N) for name in ("exact_to", "nodes")}
+    gaps = np.array([np.sort(rng.permutation(most)[:3]) + 1 for _ in range(N)])
+    return TreeRanks(rank, max_budget=most, **counts, gaps=gaps if seed % 2 else None)
 
 
 @pytest.mark.parametrize("first_start", [0, 1, 5])

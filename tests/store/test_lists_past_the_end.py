@@ -43,7 +43,8 @@ def write(path: Path, part: dict[str, Any], **changes: Any) -> ms.Store:
     tokens = np.random.default_rng(1).integers(0, V, N)
     drafts = ms.Drafts("block", "block", "rejection", np.full((N, D), -1.0), parts={"lists": part})
     given = {"rollout_ids": list("abcde"), "prompt_ids": list("ppqqr"), "tokens": tokens, "indptr": INDPTR}
-    return ms.write_store(path, **given, log_p=np.full(N, -1.0), **{"drafters": {"block": drafts}, **changes})
+    return ms.write_store(path, **given, log_p=np.full(N, -1.0), metadata={"vocab_size": V},
+                          **{"drafters": {"block": drafts}, **changes})  # fmt: skip
 
 
 @settings(max_examples=30)

@@ -219,7 +219,9 @@ def _lists(columns: Fields) -> dict[str, Any]:
         axes = known[field].axes[len(known[field].axes) - values.ndim + 1 :]
         rows, depths = len(values), None
         if axes and axes[0] != "entry":
-            depths = np.minimum(values.shape[1], rows - np.arange(rows))
+            depths = np.full(rows, values.shape[1])
+            if not known[field].past_end:
+                depths = np.minimum(depths, rows - np.arange(rows))
             part = field.partition(".")[0]
             if part in PAST_END:
                 depths = listed_depths(columns[f"{part}.log_q"])

@@ -102,6 +102,8 @@ class Leaves:
                 least, told = np.zeros(lengths.size, dtype=np.int64), "and the generated token"
             elif axis == "path":
                 told = "one for each path of a beam"
+            elif column.past_end:
+                told = "one for each depth, past the end, too"
             else:
                 least, told = np.minimum(size, rows - np.arange(rows)), f"depths up to {size} that do not pass the end"
                 if beyond:
