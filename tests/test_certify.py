@@ -160,3 +160,43 @@ def test_frame_has_nothing_where_nothing_is_drafted_invariant(world):
     frame = ms.certify(world[0], "block").frame
     assert frame.filter(pl.col("rollout") == "b").is_empty()
     assert frame.filter(pl.col("rollout") == "c")["depth"].to_list() == [1]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """One greedy rollout of five tokens, whose third is not the target's best and whose fifth is tied; KL 0 or more."""
+    p = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.5, 0.5]])
+    part = {"divergence": {"raw_kl_pq": np.array([0, 0, 0, np.inf, 0])}, "lists": lists(p, 2, "log_q")}
+    drafters = {
+        "auto": ms.Drafts("auto", "autoregressive", "rejection", np.full(5, -1.0), parts=part),
+        "few": ms.Drafts(
+            "few", "block", "rejection", np.full((5, 1), -1.0), drafted=np.array([0, 1, 1, 1, 1]),
+            parts={name: {key: value[:, None] for key, value in own.items()} for name, own in part.items()},
+        ),
+    }  # fmt: skip
+    return ms.write_store(
+        tmp_path / "small", rollout_ids=["a"], prompt_ids=["p"], tokens=[0, 0, 1, 0, 0], indptr=[0, 5],
+        drafters=drafters, log_p=np.zeros(5), parts={"lists": lists(p, 2, "log_p")},
+        metadata={"sampling": {"temperature": 0.0}},
+    )  # fmt: skip
+
+
+def test_nothing_is_promised_where_the_rollout_leaves_the_target_against_closed_form(small):
+    found = ms.certify(small, "auto:K=1")
+    assert found.frame["followed"].to_list() == [True, True, False, True, False]
+    assert found.guaranteed_length(0.0) == 5 / 3  # rounds from 0, 2 and 3: the draft at 0 and that at 3 are certain
+    assert any("2 drafts stand where" in note for note in found.notes)
+    assert found.kl_for_length(1.0) == np.inf
+    few = ms.certify(small, "few")
+    assert few.frame["proposed"].to_list() == [False, True, True, True, True]
+    assert few.frame["certified"].to_list() == [False, True, True, False, False]
+    assert few.frame["accepted"][0] is False
+    assert few.guaranteed_length(0.0) == 5 / 3  # rounds from 0, 1 and 3
+
+
+def test_what_the_figures_leave_unsaid_is_a_note_invariant(small):
+    assert any("infinite at 1 of 5 drafts" in note for note in ms.certify(small, "auto").notes)
+    assumed = ms.certify(small, "auto", kl=0.01)
+    assert any("but 1 of 5 recorded ones exceed it" in note for note in assumed.notes) and assumed.settings == {
+        "kl": 0.01
+    }

@@ -299,6 +299,12 @@ def _notes(frame: pl.DataFrame, kept: pl.Series, kl: float | None, greedy: bool)
         wrong = int((frame["certified"] & ~frame["accepted"].fill_null(True)).sum())
         if wrong:
             yield f"{wrong} certified drafts were rejected: the assumed bound on KL does not hold"
+    endless = int(frame["kl"].is_infinite().sum())
+    if endless:
+        yield (
+            f"KL is infinite at {endless} of {len(frame)} drafts: the drafter gives probability 0 to tokens that the "
+            "target does not, as one of a smaller vocabulary, and no KL certifies there"
+        )
     if not greedy:
         yield "the rollouts are not recorded as greedy: accepted is what a greedy target would accept at their contexts"
     parted = int((~frame["followed"]).sum())
