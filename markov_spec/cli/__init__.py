@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from markov_spec.arrays import RequestError
-from markov_spec.cli import certify, evaluate, exchange, record, store, trees
+from markov_spec.cli import certify, compare, evaluate, exchange, record, store, trees
 from markov_spec.cli.interruption import Interrupted
 from markov_spec.cli.output import app
 
-__all__ = ["app", "certify", "evaluate", "exchange", "main", "record", "store", "trees"]
+__all__ = ["app", "certify", "compare", "evaluate", "exchange", "main", "record", "store", "trees"]
 
 INTERRUPTED = 130
 

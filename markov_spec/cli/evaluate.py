@@ -105,7 +105,7 @@ def evaluate_command(
     """
     form = form_of(format, out)
     opened = open_store(store)
-    chosen = _contenders(opened, contenders, rule, draft_length)
+    chosen = chosen_contenders(opened, contenders, rule, draft_length)
     start = None if first_start is None else int(first_start)
     if bounds is not None:
         if convention is not None:
@@ -151,7 +151,7 @@ def proxies_command(
     """
     form = form_of(format, out)
     opened = open_store(store)
-    chosen = _contenders(opened, contenders, rule, draft_length)
+    chosen = chosen_contenders(opened, contenders, rule, draft_length)
     frame = proxies_frame(opened, chosen, by=by, first_start=int(first_start))
     if form == "json":
         show(json.dumps({"store": str(store), "proxies": frame.to_dicts()}, indent=2) + "\n", out)
@@ -168,9 +168,10 @@ def form_of(format: str | None, out: Path | None) -> str:
     return format or {".json": "json", ".csv": "csv"}.get("" if out is None else out.suffix, "table")
 
 
-def _contenders(
+def chosen_contenders(
     store: Store, texts: Sequence[str] | None, rule: str | None, draft_length: int | None
 ) -> list[Contender]:
+    """Read what contenders are asked for, all drafters by default; a rule and a length hold where a text has none."""
     chosen = []
     for text in texts or store.drafters:
         bare = text.rstrip(":")

@@ -205,6 +205,8 @@ def compare(
     if first is not None and str(first) not in map(str, given):
         given = [first, *given]
     results = [evaluate(opened, one, first_start=first_start, price=price) for one in given]
+    if len(given) < 2:
+        raise RequestError(f"contenders: found {', '.join(map(str, given)) or 'none'}; allowed: two or more")
     frames = [
         result.to_frame()
         .rename({"committed_tokens": "tokens", "expected_rounds": "rounds"})

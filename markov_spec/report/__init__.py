@@ -1,6 +1,7 @@
 """Results for people and for other programs: tables, JSON and CSV. Reads results only."""
 
 from markov_spec.report.certificates import certificates_plot, certificates_table
+from markov_spec.report.comparison import comparison_json, comparison_table
 from markov_spec.report.tables import (
     bounds_table,
     evaluation_csv,
@@ -17,6 +18,8 @@ __all__ = [
     "calibration_table",
     "certificates_plot",
     "certificates_table",
+    "comparison_json",
+    "comparison_table",
     "curve_table",
     "evaluation_csv",
     "evaluation_json",
