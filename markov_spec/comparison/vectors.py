@@ -84,7 +84,7 @@ def read_vectors(frame: pl.DataFrame, texts: Texts) -> Vectors:
         benchmark=_benchmarks(first, benchmarks, prompt, len(prompts))[kept],
         texts=texts,
         idle=int(np.sum(~kept)),
-        **{name: None if value is None else value[:, chosen] for name, value in values.items()},  # type: ignore[arg-type]
+        **{name: None if value is None else value[:, chosen] for name, value in values.items()},  # type: ignore[arg-type] # each has its own
     )
 
 

@@ -12,7 +12,8 @@ from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.comparison import Comparison, compare_vectors
 from markov_spec.evaluation.bounds import BoundedEvaluation, evaluate_bounds
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
-from markov_spec.evaluation.certify import Certificates, certify
+from markov_spec.evaluation.certificates import Certificates
+from markov_spec.evaluation.certify import certify
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
 from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender, check_price
 from markov_spec.evaluation.keeping import keep_tree_ranks

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from markov_spec.arrays import RequestError
 from markov_spec.evaluation import Certificates
-from markov_spec.evaluation.certify import PROMISES
+from markov_spec.evaluation.certificates import PROMISES
 from markov_spec.report.tables import fitted, titled
 
 CURVE_POINTS = 200
