@@ -6,6 +6,7 @@ all others, none of which exceeds the last one listed, ``c``. (A token appended 
     (temper)   p_T(v) = p(v)^b / (sum_listed p^b + Z),  b = 1/T,  Z = sum_tail u^b
     (overlap)  known + 0  <=  sum_v min(p, q)  <=  known + min(q_tail + B, p_tail + A)
     (bucket)   sum_shared p log(p/q) + P log(P/Q)  <=  KL(p||q)
+    (unlisted) max(0, m - (V-M-1) c)  <=  p(x)  <=  min(c, m),  m the tail's mass, V the tokens in all
 
 *Temper.* The tail ``u`` has ``n`` tokens in ``[0, c]`` that sum to ``m``. Every such ``u`` majorises ``m/n`` repeated
 (spread), and is majorised by as many ``c`` as fit and one token with the rest (packed): its ``j`` largest sum to at
@@ -22,6 +23,9 @@ different tokens share nothing. Both ends are attained if the vocabulary is larg
 *Bucket.* ``P`` and ``Q`` are what is left of 1 outside the shared tokens. By the log-sum inequality merging tokens
 never raises a divergence. The sum over shared tokens alone is no divergence: it may be negative.
 
+*Unlisted.* Of the tail's ``V-M`` tokens none exceeds ``c``: the others hold at most ``(V-M-1) c`` of ``m``, and what
+is left is on ``x``. Shorter lists give wider intervals: ``c`` does not fall, and ``m`` grows by what they leave out.
+
 Inputs are taken as exact; each list and its tail must sum to 1 within 1e-4. Source of the inequalities: Marshall, Olkin
 and Arnold, Inequalities (2011), chapters 1 and 3; Cover and Thomas, Elements of Information Theory, theorem 2.7.1.
 """
@@ -34,10 +38,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from markov_spec.arrays import ABSENT, LOG_TOLERANCE, Array, as_float
+from markov_spec.arrays import ABSENT, LOG_TOLERANCE, Array, as_float, check_integer
 
 SUM_TOLERANCE = 1e-4
 WHOLE = 1e-12  # a remainder this small against a whole token is rounding
+MASS_ROUNDING = 1e-6  # of the sum of a list in single precision
 
 
 def temper_bounds(top_log_p: Any, *, tail_mass: Any, entries: Any, temperature: float) -> tuple[Array, Array]:
@@ -166,6 +171,69 @@ def overlap_bounds(
         for mass, last, rest in ((pair.p, pair.q_last, pair.q_tail), (pair.q, pair.p_last, pair.p_tail))
     )
     return known, known + np.minimum(pair.q_tail + of_p_tail, pair.p_tail + of_q_tail)
+
+
+def list_bounds(ids: Any, log_p: Any, tokens: Any, *, vocab_size: int) -> tuple[Array, Array]:
+    """Bound the probability of tokens by lists of the most probable ones.
+
+    Parameters
+    ----------
+    ids : array of int, (..., M)
+        The ``M`` most probable tokens, best first; -1 where there are no more.
+    log_p : array of float, (..., M)
+        Their log-probabilities (nats); ignored where the id is -1.
+    tokens : array of int, (...)
+        The token that is asked for, of each list.
+    vocab_size : int
+        ``V``: tokens that may have a probability. Where a list shows that more have, as of a padded vocabulary, nothing
+        below is known.
+
+    Returns
+    -------
+    low, high : ndarray of float64, (...)
+        Attained by some distribution with this list, up to 1e-6 that its sum may be off in single precision; equal
+        where the token is listed.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, ids or tokens are no integers, ``vocab_size`` is below 1, or a log-probability is NaN or
+        above 0.
+
+    Notes
+    -----
+    ``O(M)`` for each list. See the module for the proof.
+
+    Examples
+    --------
+    Of 0.2 beyond the two best, no token has more than the second best; of three tokens it is all the third's:
+
+    >>> import numpy as np
+    >>> low, high = list_bounds([[7, 4]], np.log([[.7, .1]]), [3], vocab_size=10)
+    >>> low.round(6), high.round(6)
+    (array([0.]), array([0.1]))
+    >>> low, high = list_bounds([[1, 0]], np.log([[.6, .3]]), [2], vocab_size=3)
+    >>> low.round(5), high.round(5)
+    (array([0.1]), array([0.1]))
+    """
+    logs, names, own = as_float(log_p, "log_p"), np.asarray(ids), np.asarray(tokens)
+    check_integer(vocab_size, "vocab_size", 1)
+    if np.ndim(log_p) == 0 or logs.shape[-1] == 0:
+        raise ValueError(f"log_p: found shape {np.shape(log_p)}; allowed: (..., M), M >= 1")
+    for name, found, shape in (("ids", names, logs.shape), ("tokens", own, logs.shape[:-1])):
+        if found.shape != shape or (found.dtype.kind not in "iu" and found.size):
+            raise ValueError(f"{name}: found shape {found.shape}, dtype {found.dtype}; allowed: integers, {shape}")
+    logs = np.where(names >= 0, logs.astype(np.float64, copy=False), -np.inf)
+    _refuse(~(logs <= LOG_TOLERANCE), logs, "log_p", f"at most {LOG_TOLERANCE}, or -inf")
+    named, p = names == own[..., None], np.exp(logs)
+    missing, last = np.clip(1 - p.sum(axis=-1), 0, None), p[..., -1]
+    others = max(int(vocab_size) - names.shape[-1] - 1, 0)
+    low = np.maximum(missing - MASS_ROUNDING - others * last, 0)
+    high = np.minimum(last, missing + MASS_ROUNDING)
+    more = (names >= vocab_size).any(axis=-1) | (missing > (others + 1) * last + MASS_ROUNDING)
+    low = np.where(more, 0.0, np.minimum(low, high))
+    known, listed = (p * named).sum(axis=-1), named.any(axis=-1)
+    return np.where(listed, known, low), np.where(listed, known, high)
 
 
 def tail_bucket_kl(p_ids: Any, p_log: Any, p_tail: Any, q_ids: Any, q_log: Any, q_tail: Any) -> Array:

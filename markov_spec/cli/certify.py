@@ -13,7 +13,15 @@ from markov_spec.certificates import RULES
 from markov_spec.cli.evaluate import Form, Out, form_of
 from markov_spec.cli.output import StorePath, app, show
 from markov_spec.evaluation import certify
-from markov_spec.report import certificates_plot, certificates_table
+from markov_spec.report.certificates import certificates_csv, certificates_plot, certificates_table, write_drafts
+
+
+def _check_file(path: Path | None, param: typer.CallbackParam) -> Path | None:
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"folder {path.parent} does not exist")
+    if path is not None and param.name == "positions" and path.suffix not in (".parquet", ".csv"):
+        raise typer.BadParameter(f"found {path.name}; allowed: a name that ends in .parquet or .csv")
+    return path
 
 
 @app.command("certify")
@@ -40,7 +48,20 @@ def certify_command(
         Literal["benchmark", "margin", "depth"] | None, typer.Option(help="One table; benchmark and margin by default.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="F.html", help="Draw certified and accepted share against KL.")
+        Path | None,
+        typer.Option(
+            metavar="F.html",
+            callback=_check_file,
+            help="Draw certified and accepted share against KL, and the promise.",
+        ),
+    ] = None,
+    positions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F.parquet",
+            callback=_check_file,
+            help="Write a row for each draft, as Parquet or CSV, at its position.",
+        ),
     ] = None,
     format: Form = None,
     out: Out = None,
@@ -52,6 +73,8 @@ def certify_command(
     [b]certified[/b]. [b]accepted[/b] is the share that is; certificates are sufficient, not
     necessary. [b]strict[/b] is greedy decoding, [b]tree[/b] the drafter's m best tokens at each
     depth; the lossy rules promise acceptance at the rollout's own contexts, and bound no rounds.
+
+    CSV has a row for each group of the tables, JSON also what stands below them.
 
     For example:
 
@@ -71,6 +94,8 @@ def certify_command(
     groups = ["benchmark", "margin"] if by is None else [by]
     if plot is not None:
         certificates_plot(found, plot)
+    if positions is not None:
+        write_drafts(found, positions)
     if form == "json":
         told: dict[str, Any] = {group: found.summary(group).to_dicts() for group in groups}
         told |= {"store": str(store), "contender": contender, "rule": name, "settings": dict(found.settings)}
@@ -78,6 +103,6 @@ def certify_command(
         told |= {"target_length": target_length, "kl_for_length": needed, "loosest": found.loosest().to_dicts()}
         show(json.dumps(told, indent=2) + "\n", out)
     elif form == "csv":
-        show(found.frame.write_csv(), out)
+        show(certificates_csv(found, groups), out)
     else:
         show(certificates_table(found, groups, target_length, needed), out)

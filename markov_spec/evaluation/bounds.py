@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
+from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, RequestError
 from markov_spec.chain import Bounds, bound_rounds, bound_rounds_block, solve
 from markov_spec.evaluation.contender import Contender, as_contender
 from markov_spec.evaluation.laws import Plan, plans
-from markov_spec.evaluation.uncertainty import UNCERTAIN, Interval, Uncertainty
+from markov_spec.evaluation.lists import recorded
+from markov_spec.evaluation.uncertainty import UNCERTAIN, Interval, Uncertainty, combined
 from markov_spec.metrics import pooled_length
 from markov_spec.store import Store, open_store
 
 Kind = Literal["exact", "outer"]
+BOUNDED = ("rejection", "block", "independent", "match")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,9 +158,12 @@ def evaluate_bounds(
         ``"quant5"``, ``"block:rule=block"``: a chain, of rule ``rejection``, ``independent``, ``block`` or ``match``.
     source : Uncertainty or str
         What is not known: ``"lists:top=5"``, the drafter's probability of the realised token beyond its five likeliest;
+        ``"target-lists:top=5"``, the target's alike, and both as ``"lists:top=5+target-lists:top=5"``;
         ``"tolerance:nats=0.01"``, every log-probability up to so much; ``"half:dtype=bfloat16"``, their rounding;
-        ``"transport:m=2"``, what optimal transport of 2 drafts accepts (recorded by ``--scalars``). See
-        ``evaluation.UNCERTAIN``.
+        ``"transport:m=2"``, what optimal transport of 2 drafts accepts (recorded by ``--scalars``). Of a greedy target:
+        ``"certificates"``, all drafts that the recorded KL does not certify, or KL up to ``kl=``, for the drafter's
+        ``m=`` best at each depth, ``tolerance=`` nats to spare; ``"ties"``, matches where its two best tokens are
+        equal, or within ``nats=``. See ``evaluation.UNCERTAIN``.
     first_start : int
         0 when the first token is drafted too, 1 when the prefill emits it.
 
@@ -168,13 +175,14 @@ def evaluate_bounds(
     Raises
     ------
     RequestError
-        If the source does not tell of this rule, or the store lacks what it reads.
+        If the source does not tell of this rule, the rule is lossy, or the store lacks what is read.
     ValueError
         If the store is damaged.
 
     Notes
     -----
-    ``O(N K)``, range by range as `evaluate`. Source: MATH of robust dynamic programming in ``chain.intervals``.
+    ``O(N K)``, range by range as `evaluate`. A lossy rule's accepted draft may leave the rollout, so intervals of
+    acceptance along it bound no rounds. Source: MATH of robust dynamic programming in ``chain.intervals``.
 
     Examples
     --------
@@ -186,15 +194,21 @@ def evaluate_bounds(
     """
     opened, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
     unknown = _source(source)
+    rule = wanted.rule or recorded(opened, wanted)["rule"]
+    if rule in LOSSY:
+        raise RequestError(
+            f"contender {wanted}: found lossy rule {rule!r}; allowed: {', '.join(BOUNDED)}: what a lossy rule accepts "
+            "may leave the rollout, so intervals along it bound no rounds (its figures are teacher-forced)"
+        )
     parts = list(_solved(opened, wanted, unknown, first_start))
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     kinds, counts = set(columns.pop("kind").tolist()), columns.pop("counts")
     (depth, *_) = columns.pop("draft_length").tolist()
     columns |= {name: tuple(columns[name].tolist()) for name in ("ids", "prompt_ids", "benchmarks")}
-    (rule, *_), known = columns.pop("rule").tolist(), columns.pop("exact")
+    (told, *_), known = columns.pop("rule").tolist(), columns.pop("exact")
     return BoundedEvaluation(
         contender=str(wanted),
-        rule=rule,
+        rule=told,
         source=str(unknown),
         **columns,
         exact=None if np.isnan(known).any() else known,
@@ -209,6 +223,11 @@ def evaluate_bounds(
 def _source(given: Uncertainty | str) -> Uncertainty:
     if not isinstance(given, str):
         return given
+    made = [_parsed(text) for text in re.split(r"\+(?!\d)", given)]  # not in 1e+2
+    return made[0] if len(made) == 1 else combined(made)
+
+
+def _parsed(given: str) -> Uncertainty:
     name, _, rest = given.partition(":")
     if name not in UNCERTAIN:
         raise RequestError(f"bounds: found {given!r}; allowed: {', '.join(UNCERTAIN)}, such as lists:top=5")
@@ -246,7 +265,7 @@ def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: 
             "high": bounds.high,
             "exact": np.full(count, np.nan) if solved is None else solved.expected,
             "kind": np.array([kind], dtype=object),
-            "counts": interval.uncertain(rollouts.indptr),
+            "counts": interval.uncertain(rollouts.indptr, chosen.lengths(slice(None))),
         }
 
 

@@ -59,6 +59,12 @@ def test_expansion_is_no_bound_against_closed_form():
     assert missed < expansion - 0.09
 
 
+def test_expansion_exceeds_the_bound_for_six_or_more_against_closed_form():
+    g = np.linspace(0.001, 0.999, 999)
+    for m in range(1, 21):
+        assert ((m + 1) * g**2 / 4 > kl_to_reject_margin(g, rule="tree", m=m)).any() == (m >= 6)
+
+
 def test_strict_against_closed_form():
     g = np.linspace(0.01, 0.99, 99)
     wanted = ((1 + g) * np.log1p(g) + (1 - g) * np.log1p(-g)) / 2

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
+import markov_spec as ms
 from markov_spec.certificates import DIVERGENCES, RULES, kl_to_reject, kl_to_reject_margin
 from tests.certificates import optima
+from tests.certificates.stores import write
 
 
 def excess(q, rule, given, out):
@@ -102,3 +104,16 @@ def test_drafters_within_a_margin_against_simulation(m):
         p = -np.sort(-rng.dirichlet(np.full(m + 2, 0.5)))
         most = float(kl_to_reject_margin(p[0] - p[m], rule="tree", m=m))
         assert rejected_most(rng, p, "tree", {"m": m}, "kl", most * (1 - 1e-6)) < 0
+
+
+@pytest.mark.parametrize(("rule", "given"), [("strict", {}), ("tree", {"m": 2}), ("additive", {"t": 0.2})])
+def test_certified_positions_of_a_store_against_simulation(tmp_path, rule, given):
+    """No drafter as near as the recorded one is rejected where that is certified, and some is where it is not."""
+    store, distributions, *_ = write(tmp_path / "run")
+    rng, frame = np.random.default_rng(11), ms.certify(store, "auto", rule=rule, **given).to_frame()
+    starts = dict(zip("abcd", (0, 9, 9, 10), strict=True))
+    for row in frame.filter(abs(frame["kl"] / frame["threshold"] - 1) > 1e-3).to_dicts():
+        p = -np.sort(-distributions[starts[row["rollout"]] + row["position"]])
+        if row["threshold"] < np.inf:
+            assert (rejected_most(rng, p, rule, given, "kl", row["kl"]) < 0) == row["certified"], row
+    assert frame["certified"].sum() > 5 and (~frame["certified"]).sum() > 2

@@ -87,8 +87,10 @@ def test_caps_against_closed_form():
             gaps.append(np.log(m + 1) - least(row, "tree", "kl", {"m": m}))
         assert gaps[0] > gaps[1] > gaps[2] > 0
         np.testing.assert_allclose(gaps[-1], 0, atol=1e-15)
-    gaps = [np.log(2) - least([1 - rest, rest], "strict", "kl", {}) for rest in (1e-3, 1e-6, 1e-12, 0)]
-    assert gaps[0] > gaps[1] > gaps[2] > gaps[3] == 0
+    for rule in set(RULES) - {"tree"}:
+        rows = [[1 - rest, *np.full(3, rest / 3)] for rest in (1e-3, 1e-6, 1e-12, 0)]
+        gaps = [np.log(2) - least(row, rule, "kl", EXAMPLE[rule]) for row in rows]
+        assert gaps[0] > gaps[1] > gaps[2] > 0 and abs(gaps[3]) < 1e-15
     assert least([1, 0], "strict", "tv", {}) == 0.5 and least([1, 0, 0], "tree", "tv", {"m": 2}) == pytest.approx(2 / 3)
     assert least([1, 0], "strict", "reverse-kl", {}) == INF and least([1, 0, 0], "tree", "reverse-kl", {"m": 2}) == INF
     # q without the best token and one of its two rivals ties them at 0
