@@ -1,5 +1,8 @@
 """Exact, offline answers about LLM speculative decoding from one record of the target and its drafters."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from markov_spec.acceptance import round_law
 from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
 from markov_spec.certificates import Thresholds, kl_to_reject, kl_to_reject_margin
@@ -16,6 +19,7 @@ from markov_spec.chain import (
 from markov_spec.comparison import Comparison, compare_vectors, required_prompts
 from markov_spec.drafting import DraftTree, TreeRanks, build_tree, next_tokens, tree_law, tree_ranks
 from markov_spec.evaluation import (
+    Attribution,
     BoundedEvaluation,
     BudgetOptimum,
     Certificates,
@@ -23,6 +27,8 @@ from markov_spec.evaluation import (
     Contender,
     Evaluation,
     Proxies,
+    Study,
+    attribute,
     budget_curve,
     certify,
     clairvoyant,
@@ -36,8 +42,11 @@ from markov_spec.evaluation import (
     length_curve,
     optimal_budget,
     proxies,
+    study,
+    trace_rollout,
     tree_calibration,
 )
+from markov_spec.report import write_report
 from markov_spec.simulation import simulate, simulate_decoding
 from markov_spec.sources import (
     ImportReport,
@@ -49,7 +58,12 @@ from markov_spec.sources import (
 )
 from markov_spec.store import Store, StoreWriter, add_drafter, open_store, write_store
 
+if TYPE_CHECKING:
+    from markov_spec import objectives
+    from markov_spec.objectives import edr_weights, replay_starts
+
 __all__ = [
+    "Attribution",
     "BoundedEvaluation",
     "Bounds",
     "BudgetOptimum",
@@ -69,9 +83,11 @@ __all__ = [
     "Rounds",
     "Store",
     "StoreWriter",
+    "Study",
     "Thresholds",
     "TreeRanks",
     "add_drafter",
+    "attribute",
     "bound_rounds",
     "bound_rounds_block",
     "budget_curve",
@@ -82,6 +98,7 @@ __all__ = [
     "compare_scores",
     "compare_vectors",
     "draft_tree",
+    "edr_weights",
     "evaluate",
     "evaluate_bounds",
     "expected_inverse",
@@ -96,17 +113,32 @@ __all__ = [
     "law_of",
     "length_curve",
     "next_tokens",
+    "objectives",
     "open_store",
     "optimal_budget",
     "proxies",
+    "replay_starts",
     "required_prompts",
     "round_distribution",
     "round_law",
     "simulate",
     "simulate_decoding",
     "solve",
+    "study",
+    "trace_rollout",
     "tree_calibration",
     "tree_law",
     "tree_ranks",
+    "write_report",
     "write_store",
 ]
+
+_NEED_TORCH = ("edr_weights", "replay_starts")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "objectives":
+        return import_module("markov_spec.objectives")
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("markov_spec.objectives"), name)

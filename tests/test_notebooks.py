@@ -1,6 +1,6 @@
-"""The notebooks run, and compute what they show.
+"""The notebooks run, and compute what they show; those to begin with are kept without outputs.
 
-``jupyter execute --inplace notebooks/*.ipynb`` renews what they show; charts become images if vl-convert is there.
+``jupyter execute --inplace notebooks/NAME.ipynb`` renews what one shows; charts become images if vl-convert is there.
 """
 
 import re
@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+BARE = {"quickstart", "compare"}
 
 
 def numbers(cell):
@@ -20,7 +21,7 @@ def numbers(cell):
 
 
 def test_there_are_notebooks_invariant():
-    assert NOTEBOOKS
+    assert {path.stem for path in NOTEBOOKS} > BARE
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -28,12 +29,14 @@ def test_notebooks_show_what_they_compute_against_reference(path):
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     committed = [numbers(cell) for cell in cells]
-    assert sum(map(len, committed)) > 20
+    bare = path.stem in BARE
+    assert not any(cell.outputs or cell.execution_count for cell in cells) if bare else sum(map(len, committed)) > 20
     NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     for cell, wanted in zip(cells, committed, strict=True):
-        assert numbers(cell) == pytest.approx(wanted, rel=1e-3, abs=2e-3), cell.source
+        assert bare or numbers(cell) == pytest.approx(wanted, rel=1e-3, abs=2e-3), cell.source
+    assert any(cell.outputs for cell in cells)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -37,4 +37,4 @@ def test_tables_are_what_commands_print_invariant(words, table):
 def test_two_set_up_lines_invariant():
     lines = [line for line in README.splitlines() if line.startswith("python3 -m venv ")]
     assert len(lines) == 2
-    assert lines[0].endswith("markov-spec evaluate data/demo")
+    assert lines[0].endswith("markov-spec compare data/demo")

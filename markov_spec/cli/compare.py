@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console, Group
 
-from markov_spec.cli.evaluate import FIRST_START, Contenders, Form, Out, chosen_contenders, form_of
-from markov_spec.cli.output import StorePath, app, show
-from markov_spec.evaluation import compare
-from markov_spec.report import comparison_json, comparison_table
+from markov_spec.cli.evaluate import FIRST_START, Contenders, Out, chosen_contenders
+from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, show, show_frame
+from markov_spec.evaluation import attribute, compare, study
+from markov_spec.latency import read_price
+from markov_spec.report import (
+    attribution_json,
+    attribution_table,
+    check_report,
+    comparison_json,
+    comparison_latex,
+    comparison_markdown,
+    comparison_table,
+    write_report,
+)
 from markov_spec.store import open_store
 
 
@@ -21,6 +36,12 @@ def compare_command(
         str | None,
         typer.Option(metavar="CONTENDER", help="What the others are compared with; else the best with the runner-up."),
     ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Prices of a round, CSV or JSON, as of [b]trees[/b]: who is cheapest is best."
+        ),
+    ] = None,
     margin: Annotated[
         float | None,
         typer.Option(min=1e-9, help="Relative difference that does not matter, 0.01 for 1 %: tests equivalence."),
@@ -29,7 +50,17 @@ def compare_command(
     resamples: Annotated[int, typer.Option(min=1, help="Draws of the bootstrap and of sign flips.")] = 9999,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; equal seeds give equal results.")] = 0,
     first_start: Annotated[Literal["0", "1"], typer.Option(help=FIRST_START)] = "0",
-    format: Form = None,
+    by: Annotated[
+        Literal["benchmark"] | None, typer.Option(help="Give each benchmark its intervals and ratios.")
+    ] = None,
+    where: Annotated[
+        bool, typer.Option("--where", help="Tell where the difference of the pair of the headline comes from.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all of it as one HTML page, which needs no network and no tool."),
+    ] = None,
+    format: AnyForm = None,
     out: Out = None,
 ) -> None:
     """Compare contenders on the same rollouts, prompt by prompt.
@@ -38,24 +69,56 @@ def compare_command(
     says what other prompts of this kind would give. [b]p[/b] is by sign flips of whole
     prompts, [b]corrected[/b] by Holm over the pairs with the baseline, else over all.
     [b]verdict[/b]: better, worse, near-tie, equivalent (under --margin) or undecided.
-    JSON and CSV add macro and request means, bootstrap intervals and what one prompt moves.
+    JSON and CSV add macro and request means, bootstrap intervals and what one
+    prompt moves. CSV and Parquet are of pairs, LaTeX of contenders, or, with
+    [b]--by benchmark[/b], of benchmarks.
+
+    With [b]--price[/b] figures are the expected [b]price[/b] of a token, and less is better;
+    [b]speed-up[/b] is the price of no speculation over it.
 
     For example:
 
     markov-spec compare data/demo
 
     markov-spec compare data/demo block:tree=best-first,budget=64 drop3 --baseline drop3
+
+    markov-spec compare data/demo drop1 quant5 --where --report report.html
+
+    markov-spec compare data/demo quant5:K=1-8 --price cost.csv --format markdown
     """
-    form = form_of(format, out)
+    form = any_form_of(format, out)
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, None, None)
-    found = compare(
-        opened, chosen, baseline=baseline, margin=margin, level=level, resamples=resamples, rng=seed,
-        first_start=int(first_start),
-    )  # fmt: skip
-    if form == "json":
-        show(comparison_json(store, found), out)
-    elif form == "csv":
-        show(found.pairs.write_csv(), out)
+    cost = None if price is None else read_price(price)
+    options: dict[str, Any] = {
+        "baseline": baseline, "price": cost, "margin": margin, "level": level, "resamples": resamples, "rng": seed,
+        "first_start": int(first_start),
+    }  # fmt: skip
+    if where and form not in ("table", "json"):
+        raise typer.BadParameter(f"found {form}; allowed with --where: table, json", param_hint="--format")
+    why = None
+    if report is None:
+        found = compare(opened, chosen, **options)
+        if where:
+            why = attribute(opened, *found.primary, first_start=int(first_start))
     else:
-        show(comparison_table(found), out)
+        check_report(report)
+        with Console(stderr=True).status("opening") as shown:
+            gathered = study(opened, chosen, on_step=shown.update, **options)
+            shown.update("writing the page")
+            write_report(gathered, report, command=shlex.join(["markov-spec", *sys.argv[1:]]))
+        found, why = gathered.comparison, gathered.attribution if where else None
+    if form == "json":
+        told = json.loads(comparison_json(store, found))
+        if why is not None:
+            told["attribution"] = json.loads(attribution_json(store, why))
+        show(json.dumps(told, indent=2) + "\n", out)
+    elif form in ("csv", "parquet"):
+        show_frame(found.pairs if by is None else found.benchmarks, form, out)
+    elif form == "latex":
+        show(comparison_latex(found, by), out)
+    elif form == "markdown":
+        show(comparison_markdown(found, by), out)
+    else:
+        table = comparison_table(found, by)
+        show(table if why is None else Group(table, "", attribution_table(why)), out)

@@ -12,10 +12,18 @@ import polars as pl
 import typer
 
 from markov_spec.acceptance import RULES
-from markov_spec.cli.output import StorePath, app, show
+from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, show, show_frame
 from markov_spec.evaluation import Contender, evaluate, evaluate_bounds, proxies_frame
 from markov_spec.metrics import CONVENTIONS
-from markov_spec.report import bounds_table, evaluation_csv, evaluation_json, evaluation_table, proxies_table
+from markov_spec.report import (
+    bounds_table,
+    evaluation_frame,
+    evaluation_json,
+    evaluation_latex,
+    evaluation_markdown,
+    evaluation_table,
+    proxies_table,
+)
 from markov_spec.store import Store, open_store
 
 FIRST_START = "0: the first token is drafted too; 1: the prefill emits it."
@@ -66,12 +74,15 @@ def evaluate_command(
         typer.Option(
             metavar="SOURCE",
             help="Give bounds where something is not known: [b]lists:top=5[/b], q of tokens outside a drafter's top 5; "
+            "[b]target-lists:top=5[/b], p alike; [b]lists:top=5+target-lists:top=5[/b], both; "
             "[b]tolerance:nats=0.01[/b], every log-probability; [b]half:dtype=bfloat16[/b], their rounding; "
-            "[b]transport:m=2[/b], which optimal transport of 2 drafts.",
+            "[b]transport:m=2[/b], which optimal transport of 2 drafts. Of greedy rollouts: [b]certificates[/b], "
+            "[b]certificates:kl=0.1,m=2[/b], all that KL does not certify; [b]ties:nats=0.01[/b], matches where the "
+            "target's two best tokens are tied.",
         ),
     ] = None,
     by: By = None,
-    format: Form = None,
+    format: AnyForm = None,
     out: Out = None,
 ) -> None:
     """Print the exact expected decoding rounds of each contender.
@@ -103,7 +114,7 @@ def evaluate_command(
 
     markov-spec evaluate data/demo block:K=1-8 quant5:K=4,rule=block --by benchmark --format json
     """
-    form = form_of(format, out)
+    form = any_form_of(format, out)
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, rule, draft_length)
     start = None if first_start is None else int(first_start)
@@ -114,16 +125,24 @@ def evaluate_command(
         rows = [row for one in found for row in one.results(by=by)]
         if form == "json":
             show(json.dumps({"store": str(store), "bounds": rows}, indent=2) + "\n", out)
-        elif form == "csv":
-            show(pl.DataFrame(rows).write_csv(), out)
+        elif form in ("csv", "parquet"):
+            show_frame(pl.DataFrame(rows), form, out)
+        elif form in ("latex", "markdown"):
+            raise typer.BadParameter(
+                f"found {form} with --bounds; allowed: table, json, csv, parquet", param_hint="--format"
+            )
         else:
             show(bounds_table(rows), out)
         return
     results = [evaluate(opened, contender, first_start=start, convention=convention) for contender in chosen]
     if form == "json":
         show(evaluation_json(store, results, by), out)
-    elif form == "csv":
-        show(evaluation_csv(results, by), out)
+    elif form in ("csv", "parquet"):
+        show_frame(evaluation_frame(results, by), form, out)
+    elif form == "latex":
+        show(evaluation_latex(results, by), out)
+    elif form == "markdown":
+        show(evaluation_markdown(store, results, by), out)
     else:
         show(evaluation_table(store, results, by), out)
 

@@ -7,8 +7,9 @@ import sys
 from contextlib import nullcontext
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import polars as pl
 import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".tex": "latex", ".md": "markdown"}
 ESCAPED = "backslashreplace"  # what a path that is no UTF-8 is printed with
 
 
@@ -37,6 +39,30 @@ def _check_there(store: Path) -> Path:
 StorePath = Annotated[
     Path, typer.Argument(metavar="STORE", file_okay=False, callback=_check_there, help="Folder of a store.")
 ]
+AnyForm = Annotated[
+    Literal["table", "json", "csv", "parquet", "latex", "markdown"] | None,
+    typer.Option(
+        help="How to print; table by default, or what the name of --out ends in (.json, .csv, .parquet, .tex, .md)."
+    ),
+]
+
+
+def any_form_of(format: str | None, out: Path | None) -> str:
+    """Settle how to print: as asked, as the name of the file ends, or a table."""
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
+    form = format or ENDINGS.get("" if out is None else out.suffix, "table")
+    if form == "parquet" and out is None:
+        raise typer.BadParameter("found parquet without a file; allowed: with --out FILE", param_hint="--format")
+    return form
+
+
+def show_frame(frame: pl.DataFrame, form: str, out: Path | None) -> None:
+    """Print a frame as CSV, or write it as Parquet."""
+    if form == "parquet" and out is not None:
+        frame.write_parquet(out)
+    else:
+        show(frame.write_csv(), out)
 
 
 def show(content: RenderableType | str, out: Path | None = None) -> None:

@@ -46,10 +46,16 @@ def compare_vectors(
         benchmark : name, optional
         text : name, optional
             What was generated, or a hash of it.
+        setting : name, optional
+            How it was generated, such as ``"T=1, top-p=0.9"`` or a record's fingerprint. Contenders must agree.
+        exactness : name, optional
+            Of the figures, such as ``"exact"`` or ``"bound"``: told on.
         variance, price_variance : number, optional
             Of rounds and price, given the rollout: decoding luck.
         expected_inverse : number, optional
             ``E[1/R]`` of the rollout, for the request mean.
+        plain_price : number, optional
+            Price of the rollout without speculation, for speed-ups.
 
         Other columns are not read; the order of the rows has no meaning, but contenders are listed as they appear.
     baseline : str, optional
@@ -83,17 +89,19 @@ def compare_vectors(
         of 1 and goes no farther than 10 %; ``better`` or ``worse`` if ``p_holm`` and the interval say so; else
         ``undecided``.
         ``contenders`` has the pooled figure, macro mean, request mean and plug-in request mean (equal if rounds were
-        measured) of each; ``benchmarks`` those of each benchmark and the ratio to the baseline; ``winners`` who is best
-        by each pooling and on each benchmark, none if tied. ``variance_account`` splits the relative variance that one
-        run of real decoding would have into ``prompts``, ``rollouts_apart`` (each engine's own texts; the contenders'
-        joint ones make ``rollouts``) and ``luck``; ``evaluated`` is that of this comparison, ``removed`` the share it
-        has not, ``equivalent_runs`` how many runs attain it; null without variances, or where a prompt has one rollout.
+        measured) of each, its ``speedup`` over no speculation if prices without it are given, and the ``exactness``
+        that it was told; ``benchmarks`` the figures of each benchmark and the ratio to the baseline; ``winners`` who is
+        best by each pooling and on each benchmark, none if tied. ``variance_account`` splits the relative variance that
+        one run of real decoding would have into ``prompts``, ``rollouts_apart`` (each engine's own texts; the
+        contenders' joint ones make ``rollouts``) and ``luck``; ``evaluated`` is that of this comparison, ``removed``
+        the share it has not, ``equivalent_runs`` how many runs attain it; null without variances, or where a prompt has
+        one rollout.
 
     Raises
     ------
     ValueError
         If columns are missing, a number is negative or not finite, contenders differ in their rollouts, prompts,
-        benchmarks, tokens or texts (the message lists where), or an option is out of range.
+        benchmarks, settings, tokens or texts (the message lists where), or an option is out of range.
 
     Notes
     -----
@@ -123,7 +131,7 @@ def compare_vectors(
     pairs = _pairs(order, base)
     best = [c for c in order if c != base]
     primary = (best[0], order[1] if base is None else base)
-    asked = Asked(vectors.contenders, vectors.prompts, base, texts, level, margin)
+    asked = Asked(vectors.contenders, vectors.prompts, base, texts, level, margin, resamples, vectors.exactness)
     stream = np.random.default_rng(rng)
     rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("pairs", "contenders", "benchmarks", "winners", "luck")
@@ -187,16 +195,12 @@ def _pairs(order: list[int], base: int | None) -> list[tuple[int, int]]:
 
 def _draws(found: list[Measure], resamples: int, stream: np.random.Generator) -> list[Drawn]:
     """Draw once for all measures: the same prompts, and the same exchanges."""
-    sums = [measure.sums for measure in found]
-    count = len(sums[0][0])
-    stacked = np.concatenate([top for top, _ in sums]), np.concatenate([bottom for _, bottom in sums])
-    again, flipped = bootstrap_sums(stacked, resamples, stream), flipped_sums(stacked, resamples, stream)
-    return [
-        Drawn(
-            (again[0][i : i + count], again[1][i : i + count]), (flipped[0][i : i + count], flipped[1][i : i + count])
-        )
-        for i in range(0, len(stacked[0]), count)
-    ]
+    sums = np.stack([rows for measure in found for rows in measure.sums])
+    # Contenders of the same texts share their tokens, as do measures: what is equal is drawn once.
+    rows, own = np.unique(sums.reshape(-1, sums.shape[-1]), axis=0, return_inverse=True)
+    own = own.reshape(len(found), 2, -1)
+    again, flipped = bootstrap_sums(rows, resamples, stream), flipped_sums(rows, resamples, stream)
+    return [Drawn((again[top], again[bottom]), (flipped[top], flipped[bottom])) for top, bottom in own]
 
 
 def _frame(rows: list[dict[str, Any]], schema: dict[str, Any]) -> pl.DataFrame:

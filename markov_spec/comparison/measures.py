@@ -58,6 +58,8 @@ class Measure:
         Means over rollouts; NaN where the vectors do not tell.
     luck : ndarray, (C,)
         Relative variance of a figure that decoding luck alone would make on these rollouts; NaN where unknown.
+    plain : ndarray, (C, R), or None
+        Price of the rollouts without speculation.
     """
 
     name: Name
@@ -69,6 +71,7 @@ class Measure:
     request_mean: Array
     plug_in_request_mean: Array
     luck: Array
+    plain: Array | None = None
 
     @cached_property
     def sums(self) -> tuple[Array, Array]:
@@ -84,7 +87,7 @@ class Measure:
 
     def left_out(self, chosen: Array | slice = slice(None)) -> Array:
         """Values of the chosen prompts without each of them in turn, (C, P)."""
-        top, bottom = (_others(rows[:, chosen]) for rows in self.sums)
+        top, bottom = (others(rows[:, chosen]) for rows in self.sums)
         return divided(top, bottom)
 
     @cached_property
@@ -141,6 +144,16 @@ def divided(top: Any, bottom: Any) -> Array:
     return found
 
 
+def others(rows: Array) -> Array:
+    """Sums over the prompts but each in turn, (..., P)."""
+    # Of those before and those after: the whole less one would be rounding beside a dominant prompt.
+    none = np.zeros((len(rows), 1))
+    before = np.cumsum(np.concatenate((none, rows[:, :-1]), axis=1), axis=1)
+    after = np.cumsum(np.concatenate((none, rows[:, :0:-1]), axis=1), axis=1)[:, ::-1]
+    found: Array = before + after
+    return found
+
+
 def measures(vectors: Vectors) -> list[Measure]:
     """Make a measure of each quantity that was counted."""
     found: list[Measure] = []
@@ -166,17 +179,9 @@ def measures(vectors: Vectors) -> list[Measure]:
                 request_mean=plain,
                 plug_in_request_mean=plain,
                 luck=luck,
+                plain=vectors.plain_price,
             )
         )  # fmt: skip
-    return found
-
-
-def _others(rows: Array) -> Array:
-    # Sums of those before and those after: the whole less one would be rounding beside a dominant prompt.
-    none = np.zeros((len(rows), 1))
-    before = np.cumsum(np.concatenate((none, rows[:, :-1]), axis=1), axis=1)
-    after = np.cumsum(np.concatenate((none, rows[:, :0:-1]), axis=1), axis=1)[:, ::-1]
-    found: Array = before + after
     return found
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from scipy.special import stdtr
 
 from markov_spec.comparison.measures import LENGTH, Estimate, Measure, divided, logs, moves, varied
+from markov_spec.comparison.ratio import around
 from markov_spec.comparison.resampling import bca_interval, holm, sign_flip_p
 from markov_spec.comparison.vectors import Array, Texts
 
@@ -42,6 +43,7 @@ CONTENDERS = {
     "request_mean": pl.Float64, "plug_in_request_mean": pl.Float64,
     "leave_one_out_low": pl.Float64, "leave_one_out_high": pl.Float64, "leave_one_out_prompt": pl.String,
     "largest_prompt": pl.String, "largest_share": pl.Float64,
+    "speedup": pl.Float64, "speedup_low": pl.Float64, "speedup_high": pl.Float64, "exactness": pl.String,
 }  # fmt: skip
 
 
@@ -63,6 +65,8 @@ class Asked:
     texts: Texts
     level: float
     margin: float | None
+    resamples: int
+    exactness: tuple[str, ...] | None
 
 
 def contender_rows(measure: Measure, drawn: Drawn, asked: Asked) -> list[dict[str, Any]]:
@@ -89,8 +93,21 @@ def contender_rows(measure: Measure, drawn: Drawn, asked: Asked) -> list[dict[st
                 "largest_prompt": asked.prompts[largest],
                 "largest_share": by_prompt[c][largest] / fsum(by_prompt[c]),
             }
+            | _speedup(measure, c, asked.level)
+            | {"exactness": None if asked.exactness is None else asked.exactness[c]}
         )
     return rows
+
+
+def _speedup(measure: Measure, c: int, level: float) -> dict[str, float | None]:
+    """Price without speculation over that of a contender."""
+    if measure.plain is None:
+        return {}
+    own = measure.sums[0][c]
+    plain = np.bincount(measure.prompt, measure.plain[c], own.size)
+    ratio = fsum(plain) / fsum(own)
+    low, high = around(ratio, plain, own, level)
+    return {"speedup": ratio, "speedup_low": low, "speedup_high": high}
 
 
 def pair_rows(measure: Measure, pairs: list[tuple[int, int]], drawn: Drawn, asked: Asked) -> list[dict[str, Any]]:
@@ -98,13 +115,13 @@ def pair_rows(measure: Measure, pairs: list[tuple[int, int]], drawn: Drawn, aske
 
     Comparisons with a declared baseline are a family of their own; other pairs are corrected over all of them.
     """
-    rows = [_pair(measure, a, b, drawn, asked) for a, b in pairs]
+    left = measure.left_out()
+    rows = [_pair(measure, a, b, left, drawn, asked) for a, b in pairs]
     found = np.array([row["p"] for row in rows])
     corrected = holm(found)
     if asked.baseline is not None:
         family = np.array([asked.baseline in pair for pair in pairs])
         corrected[family] = holm(found[family])
-    left = measure.left_out()
     for (a, b), row, p in zip(pairs, rows, corrected.tolist(), strict=True):
         row["p_holm"] = p
         row["verdict"] = _verdict(row, measure.sign, asked)
@@ -112,8 +129,8 @@ def pair_rows(measure: Measure, pairs: list[tuple[int, int]], drawn: Drawn, aske
     return rows
 
 
-def _pair(measure: Measure, a: int, b: int, drawn: Drawn, asked: Asked) -> dict[str, Any]:
-    values, left = measure.values(), measure.left_out()
+def _pair(measure: Measure, a: int, b: int, left: Array, drawn: Drawn, asked: Asked) -> dict[str, Any]:
+    values = measure.values()
     ratio, apart = float(values[a] / values[b]), values[a] - values[b]
     left_ratio = divided(left[a], left[b])
     error = varied(moves(logs(left_ratio)))

@@ -31,29 +31,27 @@ BLOCK = 1 << 20  # prompts drawn at a time
 ROUNDING = 1e-12  # of a log ratio
 
 
-def bootstrap_sums(sums: tuple[Array, Array], resamples: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw prompts with replacement; sums of top and bottom of each contender and draw, (C, B) each."""
-    contenders, count = sums[0].shape
-    found = np.empty((2, contenders, resamples))
+def bootstrap_sums(sums: Array, resamples: int, rng: np.random.Generator) -> Array:
+    """Draw prompts with replacement: what each row of sums by prompt, (N, P), then comes to, (N, B)."""
+    rows, count = sums.shape
+    found = np.empty((rows, resamples))
     for first, last in _blocks(resamples, count):
         drawn = rng.integers(0, count, (last - first, count))
         cells = drawn + np.arange(last - first)[:, None] * count
         times = np.bincount(cells.ravel(), minlength=cells.size).reshape(cells.shape).astype(np.float64)
-        for side, rows in zip(found, sums, strict=True):
-            # einsum, since BLAS may round otherwise at another number of threads.
-            side[:, first:last] = np.einsum("cp,bp->cb", rows, times)
-    return found[0], found[1]
+        # einsum, since BLAS may round otherwise at another number of threads.
+        found[:, first:last] = np.einsum("np,bp->nb", sums, times)
+    return found
 
 
-def flipped_sums(sums: tuple[Array, Array], resamples: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Give each prompt a random sign; signed sums of top and bottom of each contender and draw, (C, B) each."""
-    contenders, count = sums[0].shape
-    found = np.empty((2, contenders, resamples))
+def flipped_sums(sums: Array, resamples: int, rng: np.random.Generator) -> Array:
+    """Give each prompt a random sign: what each row of sums by prompt, (N, P), then comes to, (N, B)."""
+    rows, count = sums.shape
+    found = np.empty((rows, resamples))
     for first, last in _blocks(resamples, count):
         signs = 1.0 - 2.0 * rng.integers(0, 2, (last - first, count), dtype=np.int8)
-        for side, rows in zip(found, sums, strict=True):
-            side[:, first:last] = np.einsum("cp,bp->cb", rows, signs)
-    return found[0], found[1]
+        found[:, first:last] = np.einsum("np,bp->nb", sums, signs)
+    return found
 
 
 def bca_interval(drawn: Array, found: float, left_out: Array, level: float) -> tuple[float, float]:

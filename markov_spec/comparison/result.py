@@ -8,20 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from markov_spec.comparison.measures import LENGTH, Name
+from markov_spec.comparison.cells import MOST_PAIRS, Cells, basis, contender_cells, figure, pair_cells
+from markov_spec.comparison.measures import Name
 
-SHOWN = (
-    "contender",
-    "baseline",
-    "verdict",
-    "value",
-    "baseline_value",
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-    "p",
-    "p_holm",
-)
 OPENING = {
     "better": "{contender} is better than {baseline}",
     "worse": "{contender} is worse than {baseline}",
@@ -95,7 +84,7 @@ class Comparison:
         """The primary pair in a sentence."""
         row = self.pair(*self.primary)
         told = OPENING[row["verdict"]].format(**row | {"margin": 100 * (self.margin or 0)})
-        values = (_figure(row[name], self.measure) for name in ("value", "baseline_value"))
+        values = (figure(row[name], self.measure) for name in ("value", "baseline_value"))
         unit = self.measure.replace("_", " ")
         return f"{told}: {' against '.join(values)} {unit}, {self._effect(row)}{self._chance(row)}"
 
@@ -126,10 +115,19 @@ class Comparison:
         return f"Comparison({count} contenders, {rollouts} of {prompts}: {self.headline}){notes}"
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in (self.headline, *self.notes))
-        own = self.pairs.filter(pl.col("measure") == self.measure).select(SHOWN)
-        return f"{lines}{own._repr_html_()}"
+        cells = contender_cells(self), pair_cells(self, MOST_PAIRS)
+        left = self.pairs.filter(pl.col("measure") == self.measure).height - MOST_PAIRS
+        lines = [basis(self)] + [f"{left} more pairs in .pairs"] * (left > 0) + [f"note: {note}" for note in self.notes]
+        told = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return f"<p><strong>{escape(self.headline)}</strong></p>{''.join(map(_table, cells))}{told}"
 
 
-def _figure(value: float, measure: str) -> str:
-    return f"{value:.4f}" if measure == LENGTH else f"{value:.4g}"
+def _table(cells: Cells) -> str:
+    styles = [f"text-align: {'left' if side == 'l' else 'right'}; white-space: nowrap" for side in cells.align]
+    rows = [
+        "".join(f'<{tag} style="{style}">{escape(one)}</{tag}>' for style, one in zip(styles, row, strict=True))
+        for tag, row in [("th", cells.titles), *(("td", row) for row in cells.rows)]
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
+    table = f'<table class="dataframe"><thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x: auto">{table}</div>'

@@ -14,7 +14,8 @@ Array = npt.NDArray[Any]
 Texts = Literal["same", "own"]
 IDS = ("contender", "rollout", "prompt")
 QUANTITIES = ("rounds", "price")
-OPTIONAL = ("variance", "price_variance", "expected_inverse")
+OPTIONAL = ("variance", "price_variance", "expected_inverse", "plain_price")
+NAMES = ("benchmark", "text", "setting", "exactness")
 MOST_SHOWN = 8
 
 
@@ -35,7 +36,9 @@ class Vectors:
     idle : int
         Prompts that were left out, since no contender had anything to decode.
     tokens : ndarray, (C, R)
-    rounds, price, variance, price_variance, expected_inverse : ndarray, (C, R), or None
+    exactness : tuple of str, (C,), or None
+        Of each contender's figures, as it was told.
+    rounds, price, variance, price_variance, expected_inverse, plain_price : ndarray, (C, R), or None
     """
 
     contenders: tuple[str, ...]
@@ -46,11 +49,13 @@ class Vectors:
     texts: Texts
     idle: int
     tokens: Array
+    exactness: tuple[str, ...] | None
     rounds: Array | None
     price: Array | None
     variance: Array | None
     price_variance: Array | None
     expected_inverse: Array | None
+    plain_price: Array | None
 
 
 def read_vectors(frame: pl.DataFrame, texts: Texts) -> Vectors:
@@ -84,6 +89,7 @@ def read_vectors(frame: pl.DataFrame, texts: Texts) -> Vectors:
         benchmark=_benchmarks(first, benchmarks, prompt, len(prompts))[kept],
         texts=texts,
         idle=int(np.sum(~kept)),
+        exactness=_labels(parts),
         **{name: None if value is None else value[:, chosen] for name, value in values.items()},  # type: ignore[arg-type] # each has its own
     )
 
@@ -96,9 +102,9 @@ def _checked(frame: pl.DataFrame) -> pl.DataFrame:
         found = ", ".join(frame.columns)
         raise ValueError(
             f"frame: found columns {found}, without {', '.join(missing)}; allowed: {', '.join((*IDS, 'tokens'))}, one "
-            f"of {', '.join(QUANTITIES)} or both, and if wanted benchmark, text, {', '.join(OPTIONAL)}"
+            f"of {', '.join(QUANTITIES)} or both, and if wanted {', '.join((*NAMES, *OPTIONAL))}"
         )
-    strings = [name for name in (*IDS, "benchmark", "text") if name in frame.columns]
+    strings = [name for name in (*IDS, *NAMES) if name in frame.columns]
     numbers = [name for name in ("tokens", *QUANTITIES, *OPTIONAL) if name in frame.columns]
     for name in (*strings, *numbers):
         if frame[name].null_count():
@@ -144,7 +150,7 @@ def _refuse_differences(names: tuple[str, ...], parts: list[pl.DataFrame], texts
     told, lengths = [], False
     first = parts[0]
     ids = set(first["rollout"])
-    wanted = ("prompt", "benchmark", "tokens", "text") if texts == "same" else ("prompt", "benchmark")
+    wanted = ("setting", "prompt", "benchmark", *(("tokens", "text") if texts == "same" else ()))
     shared = [name for name in wanted if name in first.columns]
     for name, part in zip(names[1:], parts[1:], strict=True):
         own = set(part["rollout"])
@@ -162,6 +168,7 @@ def _refuse_differences(names: tuple[str, ...], parts: list[pl.DataFrame], texts
     if told:
         hint = "; contenders that generated their own texts are compared by texts='own'" if lengths else ""
         what = "rollouts of the same prompt, benchmark" + (" and tokens" if texts == "same" else "")
+        what += " under the same setting" if "setting" in first.columns else ""
         raise ValueError(f"rollout: beside {names[0]!r}, found {'; '.join(told)}; allowed: the same {what}{hint}")
 
 
@@ -193,6 +200,12 @@ def _benchmarks(first: pl.DataFrame, names: tuple[str, ...], prompt: Array, coun
             f"prompt {first['prompt'][i]!r}: found it in benchmarks {where}; allowed: one for each prompt id"
         )
     return found
+
+
+def _labels(parts: list[pl.DataFrame]) -> tuple[str, ...] | None:
+    if "exactness" not in parts[0].columns:
+        return None
+    return tuple(", ".join(part["exactness"].unique().sort()) for part in parts)
 
 
 def _busy(values: dict[str, Array | None], prompt: Array, count: int) -> Array:

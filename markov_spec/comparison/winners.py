@@ -112,6 +112,8 @@ def notes(
         least = 2.0 ** (1 - count)
         flips = f", and sign flips give no p below {least:.2g}" if least > 1 - asked.level else ""
         told.append(f"{count} prompts: intervals from so few are rough{flips}")
+    told += _coarse([row for row in rows["pairs"] if row["measure"] == measure.name], asked)
+    told += _labels(vectors) + _slower(rows["contenders"])
     told += _dominance([row for row in rows["contenders"] if row["measure"] == measure.name])
     told += [
         f"prompt {row['decisive_prompt']!r} decides between {row['contender']} and {row['baseline']}: without it their "
@@ -122,6 +124,32 @@ def notes(
     return tuple(
         told + _pooling([row for row in rows["winners"] if row["measure"] == measure.name], len(vectors.benchmarks))
     )
+
+
+def _coarse(pairs: list[dict[str, Any]], asked: Asked) -> list[str]:
+    """Tell that too few draws were made for any pair to be shown to differ."""
+    count = len(pairs) if asked.baseline is None else len(asked.names) - 1
+    least = count / (1 + asked.resamples)
+    if least <= 1 - asked.level or any(row["p_exact"] for row in pairs):
+        return []
+    return [f"{asked.resamples} draws give no p below {least:.2g} corrected for {count} pairs: too few to show any"]
+
+
+def _labels(vectors: Vectors) -> list[str]:
+    """Tell whose figures are not exact."""
+    named: dict[str, list[str]] = {}
+    for name, label in zip(vectors.contenders, vectors.exactness or (), strict=False):
+        named.setdefault(label, []).append(name)
+    return [f"{label}, not exact: {', '.join(names)}" for label, names in named.items() if label != "exact"]
+
+
+def _slower(rows: list[dict[str, Any]]) -> list[str]:
+    """Tell that no speculation is the best choice."""
+    fast = [row for row in rows if row.get("speedup") is not None]
+    best = max(fast, key=lambda row: row["speedup"], default=None)
+    if best is None or best["speedup"] > 1:
+        return []
+    return [f"no speculation is the best choice: {best['contender']} comes nearest, speed-up {best['speedup']:.4f}"]
 
 
 def _without(measure: Measure, vectors: Vectors, row: dict[str, Any]) -> float:

@@ -1,39 +1,31 @@
-"""The verbs on a store: read a drafter, make its round law, solve, aggregate."""
+"""The verbs on a store: evaluate, compare, and what they rest on and lead to."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
-import numpy as np
-import polars as pl
-
-from markov_spec.arrays import RequestError, RoundLaw
-from markov_spec.comparison import Comparison, compare_vectors
+from markov_spec.evaluation.attribution import Attribution, attribute
 from markov_spec.evaluation.bounds import BoundedEvaluation, evaluate_bounds
 from markov_spec.evaluation.budgets import BudgetOptimum, budget_curve, optimal_budget
 from markov_spec.evaluation.certificates import Certificates
 from markov_spec.evaluation.certify import certify
 from markov_spec.evaluation.clairvoyant import Clairvoyant, clairvoyant
-from markov_spec.evaluation.contender import RULE_SETTINGS, Contender, as_contender, check_price
+from markov_spec.evaluation.comparing import compare
+from markov_spec.evaluation.contender import RULE_SETTINGS, Contender
+from markov_spec.evaluation.evaluating import evaluate, law_of
 from markov_spec.evaluation.keeping import keep_tree_ranks
-from markov_spec.evaluation.laws import plan, plans, space_notes
+from markov_spec.evaluation.laws import plan
 from markov_spec.evaluation.learned import LEARNED_HERE, fit_static_tree, is_learned
 from markov_spec.evaluation.lengths import length_curve
 from markov_spec.evaluation.promises import tree_calibration
 from markov_spec.evaluation.proxies import Proxies, proxies, proxies_frame
 from markov_spec.evaluation.result import Evaluation
-from markov_spec.evaluation.solving import rollout_counts, solve_range
-from markov_spec.evaluation.trees import accepted_at, draft_tree, tree_plans, whole_tree_plan
+from markov_spec.evaluation.study import Study, study
+from markov_spec.evaluation.tracing import trace_rollout
+from markov_spec.evaluation.trees import accepted_at, draft_tree
 from markov_spec.evaluation.uncertainty import UNCERTAIN
-from markov_spec.latency import Price
-from markov_spec.metrics import CONVENTIONS
-from markov_spec.store import Store, open_store
 
 __all__ = [
     "LEARNED_HERE",
     "RULE_SETTINGS",
     "UNCERTAIN",
+    "Attribution",
     "BoundedEvaluation",
     "BudgetOptimum",
     "Certificates",
@@ -41,7 +33,9 @@ __all__ = [
     "Contender",
     "Evaluation",
     "Proxies",
+    "Study",
     "accepted_at",
+    "attribute",
     "budget_curve",
     "certify",
     "clairvoyant",
@@ -58,210 +52,7 @@ __all__ = [
     "plan",
     "proxies",
     "proxies_frame",
+    "study",
+    "trace_rollout",
     "tree_calibration",
 ]
-
-
-def evaluate(
-    store: Store | str | Path,
-    contender: Contender | str | None = None,
-    *,
-    first_start: int | None = None,
-    convention: str | None = None,
-    price: Price | None = None,
-) -> Evaluation:
-    """Compute the exact expected decoding rounds of a contender on every rollout of a store.
-
-    Parameters
-    ----------
-    store : Store or path
-    contender : Contender or str
-        A drafter's name, ``"block:K=7"``, ``"quant5:K=4,rule=block"``, ``"block:tree=best-first,budget=64"``, or a
-        `Contender`.
-    first_start : int, optional
-        0: the first token is drafted too; 1: the prefill emits it. By default that of the convention, or 0.
-    convention : {"edr", "deepspec", "vllm", "sglang", "specforge", "dflash", "ddtree", "speculators"}, optional
-        Give the acceptance length as this engine or script counts it: ``metrics.CONVENTIONS`` tells how. An interval
-        where it depends on what an engine accepts past the end of the record.
-    price : Price, optional
-        Price of a round, such as ``latency.Affine``: gives the expected price of a rollout and its variance.
-
-    Returns
-    -------
-    Evaluation
-
-    Raises
-    ------
-    RequestError
-        If none is named, naming those there are, the store has no such drafter, its record is shorter than the draft
-        length or lacks what the rule needs, there is no such convention, or it has another first start.
-    ValueError
-        If the store is damaged, or its log-probabilities are not those that tokens were drawn with.
-
-    Notes
-    -----
-    ``O(N K)`` time. The store is read range by range, some 64 MB of drafts at a time, so memory grows with the number
-    of rollouts and not with their tokens.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np, markov_spec as ms
-    >>> drafts = ms.Drafts("quant5", "autoregressive", "rejection", np.log([.25, .9, .4]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
-    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
-    ...     ms.evaluate(store, "quant5:K=2")
-    Evaluation(quant5:K=2: 2.0000 tokens per round (exact; rule rejection, K=2, 3 tokens in 1.50 expected rounds,
-    1 rollout))
-    """
-    store = store if isinstance(store, Store) else open_store(store)
-    if contender is None:
-        allowed = ", ".join(store.drafters) or "none, the store holds no drafter"
-        raise RequestError(f"contender: found none; allowed: a drafter of the store ({allowed}) or a Contender")
-    start = _first_start(first_start, convention)
-    check_price(price)
-    wanted, ranges = as_contender(contender), []
-    for chosen in plans(store, wanted) if wanted.tree is None else tree_plans(store, wanted):
-        ranges.append(solve_range(chosen, first_start=start, convention=convention, price=price))
-    solved = {name: np.concatenate([part[name] for part in ranges]) for name in ranges[0]}
-    return Evaluation(
-        contender=str(chosen.contender),
-        drafter=chosen.contender.drafter,
-        rule=chosen.rule,
-        settings=chosen.settings,
-        draft_length=chosen.draft_length,
-        first_start=start,
-        ids=tuple(solved["ids"].tolist()),
-        prompt_ids=tuple(solved["prompt_ids"].tolist()),
-        benchmarks=tuple(solved["benchmarks"].tolist()),
-        committed=solved["committed"],
-        rounds=solved["expected"],
-        variance=solved["variance"],
-        inverse=solved["expected_inverse"],
-        drafted=solved["drafted"],
-        depths=solved["depths"],
-        uncertain=solved.get("uncertain"),
-        accepted_histogram=solved["accepted_histogram"],
-        tested=solved["tested"],
-        repeated=solved["repeated"],
-        price=solved.get("price"),
-        price_variance=solved.get("price_variance"),
-        convention=convention,
-        notes=(*space_notes(store, chosen.contender.drafter, chosen.rule), *((LEARNED_HERE,) * is_learned(wanted))),
-        counts=None if convention is None else rollout_counts(solved, start),
-    )
-
-
-def compare(
-    store: Store | str | Path,
-    contenders: Sequence[Contender | str] | None = None,
-    *,
-    baseline: Contender | str | None = None,
-    price: Price | None = None,
-    first_start: int = 0,
-    level: float = 0.95,
-    margin: float | None = None,
-    resamples: int = 9999,
-    rng: int = 0,
-) -> Comparison:
-    """Compare contenders on the rollouts of a store, prompt by prompt.
-
-    Parameters
-    ----------
-    store : Store or path
-    contenders : sequence of Contender or str, optional
-        Chains, lengths, rules and trees mixed freely; all drafters by default.
-    baseline : Contender or str, optional
-        What the best of the others is compared with; without it the best is compared with the runner-up. It is added
-        if it is none of the contenders.
-    price : Price, optional
-        Of a round: compares the expected price of the rollouts, too.
-    first_start : int
-        0 when the first token is drafted too, 1 when the prefill emits it.
-    level, margin, resamples, rng
-        As in ``comparison.compare_vectors``.
-
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    RequestError, ValueError
-        As `evaluate` and ``comparison.compare_vectors``.
-
-    Notes
-    -----
-    Decoding luck is not in the figures: they are expectations given the rollouts. The prompts are.
-
-    Examples
-    --------
-    >>> import markov_spec as ms
-    >>> print(ms.compare("data/demo", ["quant5", "drop1"], baseline="quant5").headline)  # doctest: +ELLIPSIS
-    Near-tie of drop1 and quant5: 3.6558 against 3.5404 tokens per round, +3.3 % ...
-    """
-    opened = store if isinstance(store, Store) else open_store(store)
-    given = [as_contender(one) for one in (opened.drafters if contenders is None else contenders)]
-    first = None if baseline is None else as_contender(baseline)
-    if first is not None and str(first) not in map(str, given):
-        given = [first, *given]
-    results = [evaluate(opened, one, first_start=first_start, price=price) for one in given]
-    if len(given) < 2:
-        raise RequestError(f"contenders: found {', '.join(map(str, given)) or 'none'}; allowed: two or more")
-    frames = [
-        result.to_frame()
-        .rename({"committed_tokens": "tokens", "expected_rounds": "rounds"})
-        .with_columns(
-            *([] if result.price is None else [pl.Series("price", result.price)]),
-            *([] if result.price_variance is None else [pl.Series("price_variance", result.price_variance)]),
-        )
-        for result in results
-    ]
-    named = None if first is None else str(first)
-    return compare_vectors(pl.concat(frames), baseline=named, level=level, margin=margin, resamples=resamples, rng=rng)
-
-
-def law_of(store: Store | str | Path, contender: Contender | str) -> RoundLaw:
-    """Give a contender's round law on a store, for ``simulate``, ``round_distribution`` or ``solve``.
-
-    Parameters
-    ----------
-    store : Store or path
-    contender : Contender or str
-        As in `evaluate`; errors too.
-
-    Returns
-    -------
-    RoundLaw
-
-    Notes
-    -----
-    ``O(N K)`` memory: all cells at once. A large store is better taken by ``Store.batches``.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np, markov_spec as ms
-    >>> drafts = ms.Drafts("quant5", "autoregressive", "rejection", np.log([.25, .9, .4]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = ms.write_store(f"{folder}/run", rollout_ids=["a"], prompt_ids=["p"], tokens=np.array([5, 6, 7]),
-    ...         indptr=[0, 3], log_p=np.log([.5, .9, .4]), drafters={"quant5": drafts})
-    ...     ms.round_distribution(ms.law_of(store, "quant5:K=2")).pmf(0)
-    array([0. , 0.5, 0.5, 0. ])
-    """
-    store, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
-    if wanted.tree is not None:
-        trees = whole_tree_plan(store, wanted)
-        return trees.law(0, len(trees.rollouts))
-    chosen = plan(store, wanted)
-    return chosen.law(0, len(chosen.rollouts))
-
-
-def _first_start(first_start: int | None, convention: str | None) -> int:
-    if convention is None:
-        return 0 if first_start is None else first_start
-    if convention not in CONVENTIONS:
-        raise RequestError(f"convention: found {convention!r}; allowed: {', '.join(CONVENTIONS)}")
-    wanted = CONVENTIONS[convention].first_start
-    if first_start not in (None, wanted):
-        raise RequestError(f"first_start: found {first_start} with convention {convention!r}; allowed: {wanted}")
-    return wanted

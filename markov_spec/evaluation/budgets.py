@@ -61,7 +61,7 @@ def budget_curve(
         Which rollouts the figures are of; all by default. What ``static``, ``medusa`` and ``sequoia`` trees are made of
         is measured on these, too.
     level : float
-        Of the intervals, by the delta method over prompts.
+        Of the intervals, by leaving prompts out, as ``comparison.ratio_interval``.
 
     Returns
     -------

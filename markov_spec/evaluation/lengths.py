@@ -49,7 +49,7 @@ def length_curve(
     first_start : int
         0 when the first token is drafted too, 1 when the prefill emits it.
     level : float
-        Of the intervals, by the delta method over prompts.
+        Of the intervals, by leaving prompts out, as ``comparison.ratio_interval``.
 
     Returns
     -------

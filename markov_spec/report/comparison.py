@@ -4,61 +4,75 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import polars as pl
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from markov_spec.comparison import Comparison
-from markov_spec.report.tables import fitted, titled
+from markov_spec.comparison.cells import MOST_PAIRS, basis, benchmark_cells, contender_cells, pair_cells
+from markov_spec.report.sheet import MARKDOWN, Sheet
 
 FRAMES = ("contenders", "pairs", "benchmarks", "winners", "variance_account")
-MOST_PAIRS = 10
+By = Literal["benchmark"] | None
 
 
-def comparison_table(found: Comparison) -> Group:
+def comparison_table(found: Comparison, by: By = None) -> Group:
     """Lay a comparison out for a terminal: the headline, contenders with their benchmarks, and pairs.
 
     Parameters
     ----------
     found : Comparison
+    by : {"benchmark"}, optional
+        Show the benchmarks with their intervals and ratios, in a table of their own.
 
     Returns
     -------
     rich.console.Group
         Of pairs the first ten, the best contenders' first.
     """
-    own = {name: getattr(found, name).filter(pl.col("measure") == found.measure) for name in FRAMES[:3]}
-    names = own["benchmarks"]["benchmark"].unique(maintain_order=True).to_list()
-    table = titled("contender")
-    for title in ("pooled", f"{100 * found.level:g} % interval", "macro mean", *names):
-        table.add_column(escape(title), justify="right", no_wrap=True)
-    parts = {row[:2]: row[2] for row in own["benchmarks"].select("contender", "benchmark", "pooled").iter_rows()}
-    for row in own["contenders"].to_dicts():
-        each = [f"{parts[row['contender'], name]:.4f}" for name in names]
-        table.add_row(
-            escape(row["contender"]), f"{row['pooled']:.4f}", _ends(row["pooled_low"], row["pooled_high"]),
-            f"{row['macro_mean']:.4f}", *each,
-        )  # fmt: skip
-    pairs = titled("contender", "against")
-    for title in ("ratio", f"{100 * found.level:g} % interval", "p", "corrected"):
-        pairs.add_column(title, justify="right", no_wrap=True)
-    pairs.add_column("verdict", no_wrap=True)
-    for row in own["pairs"].head(MOST_PAIRS).to_dicts():
-        pairs.add_row(
-            escape(row["contender"]), escape(row["baseline"]), f"{row['ratio']:.4f}",
-            _ends(row["ratio_low"], row["ratio_high"]), _chance(row["p"]), _chance(row["p_holm"]), row["verdict"],
-        )  # fmt: skip
-    left = len(own["pairs"]) - MOST_PAIRS
-    told = (
-        f"{found.measure.replace('_', ' ')}; {found.rollouts} rollouts of {found.prompts} prompts, which are resampled."
-    )
-    lines = [told] + [f"{left} more pairs in JSON and CSV."] * (left > 0)
+    shown: list[RenderableType] = [Text(found.headline, style="bold"), ""]
+    for sheet in _sheets(found, by):
+        shown += [sheet, ""]
     notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
-    shown: list[RenderableType] = [Text(found.headline, style="bold"), "", fitted(table), "", fitted(pairs), ""]
-    return Group(*shown, *(Text(line, style="dim") for line in lines), *notes)
+    return Group(*shown, *(Text(line, style="dim") for line in _lines(found, by)), *notes)
+
+
+def comparison_markdown(found: Comparison, by: By = None) -> str:
+    """Give what `comparison_table` shows as Markdown.
+
+    Parameters
+    ----------
+    found : Comparison
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+    """
+    notes = "".join(f"- note: {note.translate(MARKDOWN)}\n" for note in found.notes)
+    tables = [sheet.markdown() for sheet in _sheets(found, by)]
+    told = " ".join(_lines(found, by)).translate(MARKDOWN)
+    parts = [f"**{found.headline.translate(MARKDOWN)}**\n", *tables, f"{told}\n", *([notes] if notes else [])]
+    return "\n".join(parts)
+
+
+def comparison_latex(found: Comparison, by: By = None) -> str:
+    """Give the contenders, or the benchmarks, as a tabular of LaTeX for the package booktabs.
+
+    Parameters
+    ----------
+    found : Comparison
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+        The headline and the notes stand before it as comments.
+    """
+    told = (found.headline, basis(found), *(f"note: {note}" for note in found.notes))
+    cells = contender_cells(found) if by is None else benchmark_cells(found)
+    return "".join("% " + " ".join(line.split()) + "\n" for line in told) + Sheet(*cells).latex()
 
 
 def comparison_json(store: Path, found: Comparison) -> str:
@@ -80,9 +94,12 @@ def comparison_json(store: Path, found: Comparison) -> str:
     return json.dumps(told, indent=2) + "\n"
 
 
-def _ends(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+def _sheets(found: Comparison, by: By) -> list[Sheet]:
+    cells = [contender_cells(found, benchmarks=by is None), pair_cells(found, MOST_PAIRS)]
+    return [Sheet(*one) for one in (*cells, *([] if by is None else [benchmark_cells(found)]))]
 
 
-def _chance(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
+def _lines(found: Comparison, by: By) -> list[str]:
+    left = found.pairs.filter(measure=found.measure).height - MOST_PAIRS
+    ratios = [] if by is None else [f"Ratios on a benchmark are to {found.primary[1]}."]
+    return [basis(found), *ratios] + [f"{left} more pairs in JSON and CSV."] * (left > 0)

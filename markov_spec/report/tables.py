@@ -16,6 +16,7 @@ from rich.text import Text
 
 from markov_spec.evaluation import Evaluation
 from markov_spec.metrics import CONVENTIONS
+from markov_spec.report.sheet import MARKDOWN, Sheet
 from markov_spec.store import Finding
 
 By = Literal["benchmark"] | None
@@ -38,8 +39,8 @@ def evaluation_json(store: Path, results: Sequence[Evaluation], by: By = None) -
     return json.dumps({"store": str(store), "results": rows}, indent=2) + "\n"
 
 
-def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
-    """Give evaluations as CSV, a column for each depth.
+def evaluation_frame(results: Sequence[Evaluation], by: By = None) -> pl.DataFrame:
+    """Give evaluations as a frame for CSV and Parquet, a column for each depth.
 
     Parameters
     ----------
@@ -48,11 +49,11 @@ def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
 
     Returns
     -------
-    str
+    polars.DataFrame
         Rates are ``unconditional_1, ...``; ``accepted_histogram_0, ...`` counts rounds.
     """
     if not results:
-        return ""
+        return pl.DataFrame()
     frame = pl.concat([result.summary(by=by) for result in results])
     frame = frame.with_columns(
         pl.col("warnings").list.join("; "),
@@ -64,7 +65,7 @@ def evaluation_csv(results: Sequence[Evaluation], by: By = None) -> str:
         width = max(frame[name].list.len().to_list(), default=0)
         spread = [pl.col(name).list.get(i, null_on_oob=True).alias(f"{name}_{i + first}") for i in range(width)]
         frame = frame.with_columns(spread).drop(name)
-    return frame.write_csv()
+    return frame
 
 
 def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) -> Group:
@@ -80,20 +81,62 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     -------
     rich.console.Group
     """
-    table = titled("contender", *(["benchmark"] if by else []), "rule")
+    titles, align, rows = _evaluation_cells(results, by)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, side in zip(titles[:-1], align, strict=False):
+        table.add_column(title, justify="right" if side == "r" else "left", no_wrap=True)
+    table.add_column(titles[-1])
+    for row in rows:
+        table.add_row(*map(escape, row))
+    lines = [Text(f"warning: {told}", style="yellow") for told in _warned(results, by)]
+    return Group(fitted(table), Text(_footnote(store, results), style="dim"), *lines)
+
+
+def evaluation_markdown(store: Path, results: Sequence[Evaluation], by: By = None) -> str:
+    """Give what `evaluation_table` shows as Markdown.
+
+    Parameters
+    ----------
+    store : Path
+    results : sequence of Evaluation
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+    """
+    warned = "".join(f"- warning: {told.translate(MARKDOWN)}\n" for told in _warned(results, by))
+    parts = [Sheet(*_evaluation_cells(results, by)).markdown(), f"{_footnote(store, results).translate(MARKDOWN)}\n"]
+    return "\n".join([*parts, *([warned] if warned else [])])
+
+
+def evaluation_latex(results: Sequence[Evaluation], by: By = None) -> str:
+    """Give evaluations as a tabular of LaTeX for the package booktabs.
+
+    Parameters
+    ----------
+    results : sequence of Evaluation
+    by : {"benchmark"}, optional
+
+    Returns
+    -------
+    str
+    """
+    return Sheet(*_evaluation_cells(results, by)).latex()
+
+
+def _evaluation_cells(results: Sequence[Evaluation], by: By) -> tuple[list[str], str, list[tuple[str, ...]]]:
+    """Give titles, sides and rows of texts."""
     convention = results[0].convention if results else None
     length = "pooled length" if convention is None else f"{convention} length"
-    for title in ("K", "tokens", "expected rounds", length):
-        table.add_column(title, justify="right", no_wrap=True)
     mixed = len({result.exactness for result in results}) > 1
-    if mixed:
-        table.add_column("exactness", no_wrap=True)
-    table.add_column("acceptance at depth 1, 2, ...")
-    rows = [row for result in results for row in result.results(by=by)]
-    for row in rows:
-        table.add_row(
-            escape(row["contender"]),
-            *([escape(row["benchmark"])] if by else []),
+    titles = ["contender", *(["benchmark"] if by else []), "rule", "K", "tokens", "expected rounds", length]
+    titles += [*(["exactness"] if mixed else []), "acceptance at depth 1, 2, ..."]
+    align = "l" * (3 if by else 2) + "rrrr" + "l" * mixed + "l"
+    rows = [
+        (
+            row["contender"],
+            *([row["benchmark"]] if by else []),
             _rule(row),
             str(row["draft_length"]),
             str(row["committed_tokens"]),
@@ -102,10 +145,16 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
             *([row["exactness"]] if mixed else []),
             " ".join(_rate(rate) for rate in row["acceptance_by_depth"]["conditional"]),
         )
+        for result in results
+        for row in result.results(by=by)
+    ]
+    return titles, align, rows
+
+
+def _warned(results: Sequence[Evaluation], by: By) -> list[str]:
     # A contender's benchmarks may share a warning, which is told once.
-    warned = dict.fromkeys(f"{row['contender']}: {told}" for row in rows for told in row["warnings"])
-    lines = [Text(f"warning: {told}", style="yellow") for told in warned]
-    return Group(fitted(table), Text(_footnote(store, results), style="dim"), *lines)
+    rows = (row for result in results for row in result.results(by=by))
+    return list(dict.fromkeys(f"{row['contender']}: {told}" for row in rows for told in row["warnings"]))
 
 
 def bounds_table(rows: Sequence[Mapping[str, Any]]) -> Group:

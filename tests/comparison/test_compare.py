@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 from polars.testing import assert_frame_equal
 
-from markov_spec.comparison import compare_vectors, ratio_interval
+from markov_spec.comparison import compare_vectors
 from tests.comparison.studies import study, vectors
 
 FRAMES = ("pairs", "contenders", "benchmarks", "winners", "variance_account")
@@ -52,7 +52,11 @@ def test_case_92_longer_yet_dearer_against_closed_form():
     assert found.pair("K=2", "none")["ratio"] == pytest.approx(2.377 / 2.22)
     leads = found.winners.filter(by="pooled")["lead"].to_list()
     assert leads == pytest.approx([2.56 / 2.55 - 1, 2.377 / 2.22 - 1])
-    assert found.headline.startswith("K=2 is worse than none: 1.071 against 1 price per token, +7.1 %")
+    told = compare_vectors(frame.with_columns(plain_price=pl.col("tokens") * 1.0), baseline="none", unit="price")
+    assert "no speculation is the best choice: none comes nearest, speed-up 1.0000" in told.notes
+    fast = dict(told.contenders.filter(measure="price_per_token").select("contender", "speedup").rows())
+    assert fast == pytest.approx({name: length / cost for name, (length, cost) in names.items()})
+    assert found.headline.startswith("K=2 is worse than none: 1.071 against 1.000 price per token, +7.1 %")
 
 
 def test_case_111_error_of_its_own_estimator_against_closed_form():
@@ -143,12 +147,18 @@ def test_many_prompts_are_the_delta_method_against_closed_form():
     found = compare_vectors(frame, baseline="a", resamples=10)
     row, own = found.pair("b", "a"), found.contenders.row(0, named=True)
     first, second = (frame.filter(contender=name) for name in "ab")
-    prompts = first["prompt"].to_list()
-    wanted = ratio_interval(first["rounds"], second["rounds"], prompts)
-    assert row["ratio"] == pytest.approx(wanted.ratio, rel=1e-12)
-    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((wanted.low, wanted.high), abs=2e-4)
-    plain = ratio_interval(first["tokens"], first["rounds"], prompts)
-    assert own["pooled_high"] - own["pooled"] == pytest.approx(plain.high - plain.ratio, rel=5e-3)
+    prompts = np.unique(first["prompt"], return_inverse=True)[1]
+
+    def moved(x, y):
+        x, y = (np.bincount(prompts, values) for values in (x, y))
+        return x / x.sum() - y / y.sum()
+
+    def error(moves):
+        return np.sqrt(np.sum(moves**2) * 2000 / 1999)
+
+    first, second = ((part["tokens"].to_numpy(), part["rounds"].to_numpy()) for part in (first, second))
+    assert row["log_error"] == pytest.approx(error(moved(*second) - moved(*first)), rel=2e-3)
+    assert own["pooled_error"] == pytest.approx(own["pooled"] * error(moved(*first)), rel=5e-3)
 
 
 def test_benchmarks_by_themselves_against_reference():
@@ -256,6 +266,17 @@ def test_number_of_threads_invariant():
     assert told[0] == told[1] == told[2]
 
 
+def test_labels_and_few_draws_are_told_invariant():
+    frame, _ = study(np.random.default_rng(7), prompts=30, rollouts=1, lengths=(3.0, 3.1, 2.0))
+    label = pl.when(contender="b").then(pl.lit("bound")).otherwise(pl.lit("exact"))
+    found = compare_vectors(frame.with_columns(exactness=label), resamples=50)
+    assert found.contenders["exactness"].to_list() == ["exact", "bound", "exact"]
+    assert "bound, not exact: b" in found.notes
+    assert "50 draws give no p below 0.059 corrected for 3 pairs: too few to show any" in found.notes
+    plain = compare_vectors(frame, resamples=50, baseline="a")
+    assert plain.notes == () and plain.contenders["exactness"].null_count() == 3
+
+
 def test_nothing_to_decode_against_closed_form():
     rounds = {"a": [5.0, 0, 6, 7], "b": [4.0, 0, 6, 5]}
     frame = vectors(
@@ -277,6 +298,8 @@ def test_how_it_reads_invariant():
     )
     assert "equivalent within 50 %" in found.headline and "corrected for 3 pairs, p of equivalence" in found.headline
     assert "<&>" in found.headline and "b<&>" not in found._repr_html_() and "b&lt;&amp;&gt;" in found._repr_html_()
+    many, _ = study(np.random.default_rng(6), prompts=12, rollouts=1, lengths=np.linspace(2, 3, 6))
+    assert "5 more pairs in .pairs" in compare_vectors(many, resamples=9)._repr_html_()
     with pytest.raises(ValueError, match="pair: found 'x' against 'y'; allowed: 'a<&>' against 'b<&>', "):
         found.pair("x", "y")
 
@@ -290,6 +313,8 @@ GOOD = {"contender": ["a", "a", "b", "b"], "rollout": [1, 2] * 2, "prompt": [1, 
         ({"contender": ["a"] * 4, "rollout": [1, 2, 3, 4]}, "contender: found a; allowed: two contenders or more"),
         ({"rollout": [1, 1, 1, 2]}, "rollout: contender 'a': found '1' more than once"),
         ({"rollout": [1, 2, 1, 3]}, r"'b' lacks 1 rollout \('2'\); 'b' alone has 1 rollout \('3'\); allowed: the same"),
+        ({"setting": ["T=1", "T=1", "T=1", "T=0"]}, r"another setting in 1 rollout \('2': 'T=1', 'T=0'\)"),
+        ({"setting": ["T=1"] * 2 + ["T=0"] * 2}, r"another setting in 2 .*; allowed: .* tokens under the same setting"),
         ({"prompt": [1, 2, 1, 3]}, r"beside 'a', found 'b' has another prompt in 1 rollout \('2': '2', '3'\)"),
         ({"tokens": [5, 6, 5, 7]}, r"another tokens in 1 rollout \('2': 6, 7\); allowed: .*texts='own'"),
         ({"benchmark": ["x", "y", "x", "z"]}, r"another benchmark in 1 rollout \('2': 'y', 'z'\)"),
@@ -329,3 +354,9 @@ def test_bad_options_are_refused_invariant(options, message):
         compare_vectors(pl.DataFrame(GOOD | {"rounds": [2, 3, 2, 2]}), **options)
     with pytest.raises(ValueError, match="frame: found dict; allowed: polars"):
         compare_vectors(GOOD)
+
+
+def test_settings_are_refused_of_own_texts_invariant():
+    columns = GOOD | {"rounds": [2, 3, 2, 2], "setting": ["T=1"] * 2 + ["T=0"] * 2}
+    with pytest.raises(ValueError, match=r"another setting in 2 rollouts"):
+        compare_vectors(pl.DataFrame(columns), texts="own")

@@ -1,0 +1,186 @@
+"""From a study to a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from markov_spec.arrays import RequestError
+from markov_spec.evaluation import Study
+from markov_spec.report.page import view
+
+NEEDED = ("altair", "jinja2", "vl_convert")
+
+
+def write_report(found: Study, path: str | Path, *, command: str | None = None) -> Path:
+    """Write a study as one HTML page, with all that it needs inside: charts, tables and rollouts.
+
+    Parameters
+    ----------
+    found : Study
+    path : str or Path
+        Overwritten if it exists.
+    command : str, optional
+        What reproduces the page, shown on it.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    RequestError
+        If the extra ``report`` is not installed, or the path cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile, markov_spec as ms
+    >>> found = ms.study("data/demo", ["quant5", "drop1"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = ms.write_report(found, f"{folder}/report.html").read_text(encoding="utf-8")
+    >>> len(page) < 3_000_000, "http-equiv" in page
+    (True, False)
+    """
+    check_report(path)
+    text, target = _page(found, command), Path(path)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"report: {target} cannot be written ({error.strerror}); allowed: a file in a folder"
+        ) from error
+    return target
+
+
+def check_report(path: str | Path) -> None:
+    """Refuse a report for which the extra is not installed, or whose folder is not there."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RequestError(f"a report needs {', '.join(missing)}: pip install 'markov-spec[report]'")
+    if not Path(path).absolute().parent.is_dir():
+        raise RequestError(f"report: folder {Path(path).parent} does not exist; allowed: a file in a folder")
+
+
+def _page(found: Study, command: str | None) -> str:
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup, escape
+
+    def breakable(name: str) -> Markup:  # a line may end behind its commas and colons
+        return Markup(re.sub("([,:])", r"\1<wbr>", str(escape(name))))
+
+    inside = Environment(loader=PackageLoader("markov_spec.report", "page"), autoescape=True, trim_blocks=True)
+    inside.filters["breakable"] = breakable
+    own = files("markov_spec.report.page")
+    css, script = (own.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    compared = found.comparison
+    colors = view.colors(found)
+    return inside.get_template("page.html.jinja").render(
+        title=f"{' against '.join(compared.primary)} - markov_spec",
+        compared=compared,
+        notes=_notes(found),
+        cards=_cards(found, colors),
+        contenders=view.contenders(found),
+        winners=_winners(found),
+        pairs=view.pairs(found),
+        left_pairs=max(len(compared.pairs) // compared.pairs["measure"].n_unique() - view.MOST_ROWS, 0),
+        luck=view.luck(found),
+        figures=view.figures(found),
+        colors=colors,
+        spread_title=(
+            f"Rounds that a run of decoding takes for 100 tokens, over the runs of {found.spread_rollouts} rollouts"
+        ),
+        sweep=view.sweep(found),
+        sweep_title=f"{'Tokens per round' if found.price is None else 'Speed-up'} by draft length; rings mark the best",
+        sweep_colors=view.sweep_colors(found),
+        attribution=found.attribution,
+        by_depth=view.attributed(found, "by_depth", ("depth",)),
+        by_benchmark=view.attributed(found, "by_benchmark", ("benchmark",)),
+        by_class=view.attributed(found, "by_class", ("kind", "class")),
+        starts=view.starts(found),
+        traces=view.traces(found),
+        method=_method(found),
+        command=command,
+        version=version("markov-spec"),
+        css=Markup(css),
+        bundle=Markup(_bundle()),
+        script=Markup(script),
+    )
+
+
+@cache
+def _bundle() -> str:
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+
+
+def _notes(found: Study) -> list[str]:
+    told = list(found.comparison.notes)
+    for result in found.evaluations:
+        warned = (f"{result.contender}: {warning}" for warning in result.results()[0]["warnings"])
+        told += [warning for warning in warned if not any(warning.partition(": ")[2] in note for note in told)]
+    return told
+
+
+def _cards(found: Study, colors: dict[str, str]) -> list[dict[str, Any]]:
+    compared = found.comparison
+    own = compared.contenders.filter(pl.col("measure") == compared.measure)
+    rows = {row["contender"]: row for row in own.to_dicts()}
+    form = ".3f" if compared.measure == "tokens_per_round" else ".4g"
+    return [
+        {
+            "name": name,
+            "color": color,
+            "value": view.number(rows[name]["pooled"], form).shown,
+            "interval": view.between(rows[name]["pooled_low"], rows[name]["pooled_high"], form).shown,
+        }
+        for name, color in colors.items()
+    ]
+
+
+def _winners(found: Study) -> str:
+    own = found.comparison.winners.filter(pl.col("measure") == found.comparison.measure)
+    won: dict[str, list[str]] = {}
+    for row in own.to_dicts():
+        won.setdefault(row["winner"] or "no one, a tie", []).append(row["benchmark"] or row["by"])
+    return "Best: " + "; ".join(f"{name} ({', '.join(where)})" for name, where in won.items()) + "." if won else ""
+
+
+def _method(found: Study) -> list[tuple[str, str]]:
+    facts, compared = found.facts, found.comparison
+    kinds = "; ".join(f"{result.contender} {result.exactness}" for result in found.evaluations)
+    drafted = found.evaluations[0].first_start == 0
+    first = "the first token is drafted too" if drafted else "the prefill emits the first token, which is in no round"
+    pairs = "all pairs" if compared.baseline is None else f"the pairs with {compared.baseline}"
+    target = facts["target"]
+    return [
+        ("Store", f"{facts['store']}: {facts['rollouts']} rollouts, {facts['tokens']} tokens"),
+        ("Fingerprint", facts["fingerprint"]),
+        ("Target", f"{target.get('target', 'not recorded')}; sampling {_settings(target.get('sampling'))}"),
+        ("Figures", "Expected rounds of each rollout by a Markov reward process over the starts of rounds: " + kinds),
+        (
+            "Counting",
+            f"The target's own token of each round counts; the last round commits no token beyond the end; {first}.",
+        ),
+        ("Price", "none" if found.price is None else repr(found.price)),
+        (
+            "Statistics",
+            f"Prompts, not rollouts, are resampled. Intervals of {100 * compared.level:g} % by leaving prompts out; "
+            "bootstrap intervals are bias-corrected and accelerated; p by flipping the signs of whole prompts, "
+            f"corrected by Holm over {pairs}.",
+        ),
+    ]
+
+
+def _settings(sampling: dict[str, Any] | None) -> str:
+    if sampling is None:
+        return "not recorded"
+    values = {name: " ".join(value) if isinstance(value, list) else value for name, value in sampling.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
