@@ -164,7 +164,8 @@ class Drafts:
         ``"match"`` when its draft is deterministic (argmax, lookup): then ``q`` is one-hot whatever rule verifies it.
     log_q : array of float, (N,) or (N, K)
         Log-probability (nats) of the realised token: at each position, or for the block begun at ``s`` at depth ``k``.
-        ``-inf`` where the drafter cannot propose it. Cells past a rollout's end are ignored.
+        ``-inf`` where the drafter cannot propose it. Cells past a rollout's end are ignored. With ``lists`` among the
+        parts NaN where it was not recorded, as of tokens outside them.
     rank : array of int32, same shape, optional
         1-based rank of the realised token in the drafter's order (value down, id up); ``ABSENT`` (the largest int32)
         where its probability is zero.

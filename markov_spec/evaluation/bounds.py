@@ -19,6 +19,7 @@ from markov_spec.evaluation.contender import Contender, as_contender
 from markov_spec.evaluation.laws import Plan, plans
 from markov_spec.evaluation.lists import recorded
 from markov_spec.evaluation.uncertainty import UNCERTAIN, Interval, Uncertainty, combined
+from markov_spec.evaluation.uncertainty.interval import unrecorded
 from markov_spec.metrics import pooled_length
 from markov_spec.store import Store, open_store
 
@@ -39,7 +40,8 @@ class BoundedEvaluation:
     low, high : ndarray of float64, (R,)
         Bounds of the expected rounds.
     exact : ndarray of float64, (R,), or None
-        Expected rounds by what is recorded, where the source only sets it aside; None if it is not known.
+        Expected rounds by what is recorded, where the source only sets it aside; None if it is not known, as where
+        the drafter's ``log_q`` was recorded of listed tokens alone.
     open_drafts, drafts : ndarray of int, (R,)
         Drafts inside each rollout whose acceptance is not known, and all.
     draft_length, first_start : int
@@ -251,7 +253,8 @@ def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: 
         interval = unknown.interval(chosen)
         bounds = _bounded(chosen, interval, first_start)
         rollouts = chosen.rollouts
-        solved = solve(chosen.law(0, len(rollouts)), first_start=first_start) if interval.known else None
+        whole = interval.known and (chosen.rule == "match" or not unrecorded(chosen))
+        solved = solve(chosen.law(0, len(rollouts)), first_start=first_start) if whole else None
         count, met = len(rollouts), bool((bounds.low == bounds.high).all())
         kind = bounds.kind if interval.independent or met else "outer"
         yield {

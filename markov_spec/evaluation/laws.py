@@ -95,6 +95,11 @@ class Plan:
             told = re.sub(
                 r"rollout (\d+)", lambda found: f"rollout {self.rollouts.ids[first + int(found[1])]!r}", str(error)
             )
+            if unknown := re.match(r"log_q: (.*): found nan", told):
+                raise RequestError(
+                    f"contender {self.contender}: log_q: {unknown[1]}: not recorded, as of a token outside the "
+                    "drafter's lists; allowed: bounds by lists (evaluate_bounds, markov-spec evaluate --bounds lists)"
+                ) from error
             raise ValueError(f"contender {self.contender}: {told}") from error
 
     def _cut(self, values: Array, rows: slice) -> Array:

@@ -189,14 +189,14 @@ def _look(store: Store, name: str, rule: str, listed: bool) -> _Seen:
         log_q = law["log_q"].reshape(len(law["log_q"]), -1)
         proposed = cells_inside(rollouts.indptr, log_q.shape[1], law.get("drafted") if law["log_q"].ndim == 2 else None)
         rank = law["rank"].reshape(log_q.shape) if "rank" in law else None
-        right = rank == 1 if rule == "match" and rank is not None else log_q > -np.inf
+        right = rank == 1 if rule == "match" and rank is not None else log_q != -np.inf  # not recorded, it may be
         hit = proposed & right
         seen.add_law(proposed, hit, _contexts(rollouts))
         if not log_q.shape[1]:
             continue
-        chances = np.exp(rollouts.log_p.astype(np.float64))
-        drawn = np.exp(np.where(proposed[:, 0], log_q[:, 0], -np.inf).astype(np.float64))
-        seen.chances.append(neighbours(drawn, chances, proposed[:, 0], rollouts.indptr, first))
+        chances, known = np.exp(rollouts.log_p.astype(np.float64)), proposed[:, 0] & ~np.isnan(log_q[:, 0])
+        drawn = np.exp(np.where(known, log_q[:, 0], -np.inf).astype(np.float64))
+        seen.chances.append(neighbours(drawn, chances, known, rollouts.indptr, first))
         if listed:
             piece = _piece(some.drafter_part(name, "lists"), rollouts, proposed, log_q, rank)
             seen.add_lists(piece, hit)

@@ -212,7 +212,8 @@ class DrafterFiles:
         indptr = np.concatenate([[0], np.cumsum(lengths[first : first + count])]).astype(np.int64)
         order = source_order(drafts, own, indptr, "the store lacks" if whole else "do not come next")
         one_hot = drafts.rule == "match" and drafts.rank is None
-        rows = Rows(self._owner, own, indptr, drafts.depth, 0, count, order, one_hot=one_hot)
+        unlisted = "lists" in drafts.parts
+        rows = Rows(self._owner, own, indptr, drafts.depth, 0, count, order, one_hot=one_hot, unlisted=unlisted)
         law = {"log_q": drafts.log_q, "rank": drafts.rank, "drafted": drafts.drafted}
         self._parts.add({"law": {key: v for key, v in law.items() if v is not None}, **drafts.parts}, rows)
         self._rollouts += count

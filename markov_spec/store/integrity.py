@@ -188,7 +188,8 @@ def _check_drafter(target: Folder, name: str, index: tuple[tuple[str, ...], Arra
         return
     facts, count = folder.manifest, len(index[0])
     one_hot = facts["rule"] == "match" and "rank" not in folder.sizes("law")
-    rows = Rows(folder.owner, *index, facts["depth"], 0, count, one_hot=one_hot)
+    unlisted = "lists" in folder.names
+    rows = Rows(folder.owner, *index, facts["depth"], 0, count, one_hot=one_hot, unlisted=unlisted)
     good = _check_values(folder, sound, f"{where}/", rows, report)
     store = Store(target, {name: folder})
     metadata = target.manifest["metadata"]

@@ -17,6 +17,9 @@ row-major, times the column's trailing sizes, which the manifest holds. Axes of 
     ``kl_pq``, KL(p||q), ``kl_qp`` and ``entropy`` in nats; ``varentropy``, the variance of ``-log``; ``cost``, the
     stop-aware cost. A drafter's are of ``q``, the target's of ``p``. ``raw_`` columns are those of the plain softmaxes,
     before temperature and filters. ``top_log_p`` and ``second_log_p`` are the two largest log-probabilities of ``p``.
+``law``
+    ``log_q`` and ``rank`` of the realised token, ``drafted``. Of a drafter with ``lists``, ``log_q`` may be NaN: not
+    recorded, as the token is in none of its lists.
 ``multi``
     What several drafts at one depth are accepted with: ``c_m`` and ``rho_m``, the scales of rules A6 and A7 for ``m``
     drafts; given the realised token, ``coupling`` (A5), ``without_replacement_2`` and the ends ``transport_m_low`` and

@@ -25,7 +25,8 @@ class Rows:
     ``order[i]`` is the number of rollout ``i`` in the source; None: the source is in the store's order.
     ``depth`` is the recorded ``K`` of a block drafter, else None. ``vocab_size`` bounds list ids; None: no bound, as
     a drafter's vocabulary may be padded wider than the target's. ``one_hot``: ``log_q`` of the law decides a match, so
-    it is 0 or ``-inf``. ``owner`` is named in errors.
+    it is 0 or ``-inf``. ``unlisted``: it may be NaN, not recorded, as the drafter has lists. ``owner`` is named in
+    errors.
     """
 
     owner: str
@@ -37,6 +38,7 @@ class Rows:
     order: Array | None = None
     vocab_size: int | None = None
     one_hot: bool = False
+    unlisted: bool = False
 
     @cached_property
     def starts(self) -> Array:
@@ -194,6 +196,8 @@ def check_columns(columns: Columns, part: Part, rows: Rows, where: str) -> dict[
         if listed is not None:
             inside = listed.reshape(listed.shape + (1,) * (values.ndim - 2))
         bad = ~((values >= column.low - column.slack) & (values <= high + column.slack)) & inside
+        if rows.unlisted and part is DRAFTER_PARTS["law"] and name == "log_q":
+            bad &= ~np.isnan(values)
         rows.refuse(bad, values, column, what, f"{column.low:.10g} to {high:.10g}")
         typed = np.ascontiguousarray(values, dtype=column.type.to_pandas_dtype())
         out[name] = typed if inside.all() else np.where(inside, typed, typed.dtype.type(column.fill))

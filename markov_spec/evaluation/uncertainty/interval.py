@@ -80,8 +80,27 @@ def log_p_of(plan: Plan) -> Array:
     return by_draft(plan, plan.rollouts.log_p.astype(np.float64))
 
 
+def unrecorded(plan: Plan) -> int:
+    """Count the drafts whose log q was not recorded, as of tokens outside the drafter's lists."""
+    none = np.isnan(cut(plan, plan.drafts.log_q))
+    if none.ndim == 2:
+        none &= cells_inside(plan.rollouts.indptr, none.shape[1], plan.lengths(slice(None)))
+    return int(none.sum())
+
+
 def log_q_of(plan: Plan) -> Array:
-    """Give log q of each draft's token."""
+    """Give log q of each draft's token.
+
+    Raises
+    ------
+    RequestError
+        If some were not recorded.
+    """
+    if missing := unrecorded(plan):
+        raise RequestError(
+            f"contender {plan.contender}: log_q of {missing} drafts was not recorded; allowed: bounds by lists, or by "
+            "lists+target-lists"
+        )
     return cut(plan, plan.drafts.log_q).astype(np.float64)
 
 

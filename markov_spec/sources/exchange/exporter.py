@@ -250,8 +250,8 @@ def _nested(values: Array, depths: Array | None, axes: Sequence[str], entries: A
 
 
 def _numbers(values: Array) -> list[Any]:
-    """Flat values as JSON has them; nine digits give a float32 back."""
+    """Flat values as JSON has them, NaN as null; nine digits give a float32 back."""
     if values.dtype.kind in "iu":
         return list(values.tolist())
     finite = np.nan_to_num(values.astype(np.float64), nan=np.nan, posinf=-LOG_ZERO, neginf=LOG_ZERO)
-    return [float(f"{value:.9g}") for value in finite.tolist()]
+    return [None if value != value else float(f"{value:.9g}") for value in finite.tolist()]

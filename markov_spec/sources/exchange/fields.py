@@ -145,14 +145,15 @@ class Leaves:
         if not set(map(type, self.values)) <= set(types):
             raise self.error(next(i for i, value in enumerate(self.values) if type(value) not in types), allowed)
 
-    def numbers(self, zeros: Zeros) -> Array:
-        """Give the values in the type of the column and in its range."""
+    def numbers(self, zeros: Zeros, *, nulls: bool = False) -> Array:
+        """Give the values in the type of the column and in its range; null as NaN if ``nulls``."""
         column = self.column
         logs, whole = column.low == -np.inf, column.type != FLOAT
         allowed = f"{'an integer' if whole else 'a number'}, {column.low:.10g} to {column.high:.10g}"
         if logs:
             allowed = "a log-probability, a number <= 0"
-        self.of_type(allowed, *((int,) if whole else (int, float)))
+        none = (type(None),) if nulls else ()
+        self.of_type(allowed, *((int,) if whole else (int, float)), *none)
         try:
             values = np.array(self.values, dtype=np.int64 if whole else np.float64)
         except OverflowError:
@@ -162,7 +163,8 @@ class Leaves:
             values = zeros.read(values, self)
         if not whole:
             values = _rounded(values)
-        self.refuse(~((values >= column.low - column.slack) & (values <= column.high + column.slack)), allowed)
+        good = (values >= column.low - column.slack) & (values <= column.high + column.slack)
+        self.refuse(~good & ~np.isnan(values), allowed)
         return values.astype(np.int32) if whole else values
 
 
@@ -189,6 +191,7 @@ def read_column(
     each: str = "tokens",
     *,
     beyond: bool = False,
+    nulls: bool = False,
 ) -> Array:
     """Read a field without list entries, ``(rows,)``, ``(rows, K)`` or ``(rows, K, W)``; see `Leaves`.
 
@@ -198,7 +201,7 @@ def read_column(
         Naming the first value that is none, or the first list of another length.
     """
     leaves = Leaves(line, field, column, sizes, rows, each, beyond=beyond)
-    values = leaves.numbers(zeros)
+    values = leaves.numbers(zeros, nulls=nulls)
     return padded(values.reshape(-1, *sizes[1:]), leaves.counts[1], sizes[0], column.fill) if sizes else values
 
 

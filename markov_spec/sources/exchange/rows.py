@@ -161,7 +161,10 @@ def _columns(
             if field == "drafted" and isinstance(header, DraftsHeader) and header.depth is not None:
                 column = replace(column, high=header.depth)
             beyond = field.partition(".")[0] in PAST_END
-            columns[field] = read_column(line, field, column, sizes, tokens.size, zeros, each, beyond=beyond)
+            nulls = field == "log_q" and listed
+            columns[field] = read_column(
+                line, field, column, sizes, tokens.size, zeros, each, beyond=beyond, nulls=nulls
+            )
     if "lists.tail_mass" in columns and "lists.log_q" in columns and columns["lists.log_q"].ndim == 3:
         _check_tails(line, columns["lists.tail_mass"], columns["lists.log_q"])
     return columns
