@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from markov_spec.acceptance import round_law
-from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw
+from markov_spec.arrays import Drafts, RequestError, Rollouts, RoundLaw, TensorLaw
 from markov_spec.certificates import Thresholds, kl_to_reject, kl_to_reject_margin
 from markov_spec.chain import (
     Bounds,
@@ -84,6 +84,7 @@ __all__ = [
     "Store",
     "StoreWriter",
     "Study",
+    "TensorLaw",
     "Thresholds",
     "TreeRanks",
     "add_drafter",

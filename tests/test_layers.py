@@ -15,7 +15,7 @@ LEVELS = {
     "evaluation": 3, "report": 4, "cli": 5, "__init__": 6, "__main__": 6,
 }  # fmt: skip
 FORBIDDEN = {("simulation", "chain")}
-TORCH_IN = ("objectives", "sources", "chain/_torch")
+TORCH_IN = ("objectives", "sources", "chain/_torch", "chain/_triton")
 
 
 def _imports(path):

@@ -6,7 +6,7 @@ The lossy rules share ``lossy``: they have no proof, being no rules for the targ
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from markov_spec.acceptance import (
     block,
@@ -21,7 +21,8 @@ from markov_spec.acceptance import (
 )
 from markov_spec.acceptance.inputs import Inputs, Rule
 from markov_spec.acceptance.literal import Round, Tokens
-from markov_spec.arrays import RoundLaw, check_indptr
+from markov_spec.acceptance.tensors import of_tensors, tensor_law
+from markov_spec.arrays import RoundLaw, Tensor, TensorLaw, check_indptr
 
 __all__ = ["RULES", "Round", "Rule", "Tokens", "round_law"]
 
@@ -41,18 +42,24 @@ RULES: dict[str, Rule] = {
 }
 
 
-def round_law(
+@overload
+def round_law(log_p: Any, log_q: Tensor, indptr: Any = None, *, rule: str, **options: Any) -> TensorLaw: ...
+@overload
+def round_law(log_p: Any, log_q: Any, indptr: Any = None, *, rule: str, **options: Any) -> RoundLaw: ...
+def round_law(  # type: ignore[misc] # the options above are the keywords here
     log_p: Any,
     log_q: Any,
-    indptr: Any,
+    indptr: Any = None,
     *,
     rule: str,
+    lengths: Any = None,
     draft_length: Any = None,
     hit: Any = None,
     drafts: Any = None,
     scale: Any = None,
     log_accept: Any = None,
-) -> RoundLaw:
+    check_values: bool | None = None,
+) -> RoundLaw | TensorLaw:
     """Compute how many drafts a round accepts, from every start of every rollout.
 
     Parameters
@@ -62,13 +69,16 @@ def round_law(
     log_q : array of float, (N, K) or (N,), or None
         Log-probability (nats) of the token at ``s+k-1`` for the draft at depth ``k`` begun at ``s``, or of each
         position for an autoregressive drafter. ``-inf`` is probability 0. Cells past an end (``s+k > T``) or deeper
-        than the draft length are ignored whatever they hold. Any float type of 16 bits or more, torch tensors too.
+        than the draft length are ignored whatever they hold. Any float type of 16 bits or more.
     indptr : array of int, (R+1,)
         Rollout ``i`` owns rows ``indptr[i]:indptr[i+1]``.
     rule : str
         ``"rejection"``, ``"block"``, ``"match"``, ``"independent"``, ``"node-recursive"``, ``"node-k-seq"``,
         ``"recorded"``, ``"none"``, or a lossy one, whose law is teacher-forced: ``"typical"``, ``"additive"``,
         ``"multiplicative"``, ``"top-m"``, ``"margin"``.
+    lengths : Tensor of int64, (B,), optional
+        In place of ``indptr``, of torch tensors that are padded: (B, T) wherever (N,) stands here, (B, T, K) for
+        (N, K).
     draft_length : int or array of int, (N,), optional
         Drafts proposed from each start, at most ``K``; required when drafts are ``(N,)``. Rule ``"none"`` ignores it.
     hit : array of bool, (N, K) or (N,), optional
@@ -83,12 +93,16 @@ def round_law(
     log_accept : array of float, (N, K) or (N,), optional
         For ``"recorded"``: log-probability (nats) that the draft at ``(s, k)``, or at position ``s+k-1``, is accepted
         given the rollout and that those before it were. Ignored where ``log_q`` would be.
+    check_values : bool, optional
+        Of torch tensors: whether their values are read to be checked. Absent means on the CPU only, since a device
+        would be waited for; shapes and types are checked always.
 
     Returns
     -------
-    RoundLaw
-        In the float type of ``log_q`` or ``log_accept``. ``positions`` form for ``(N,)`` drafts, except that
-        ``"block"`` expands them to cells.
+    RoundLaw, or TensorLaw if ``log_p``, ``log_q``, ``hit`` or ``log_accept`` is a torch tensor
+        In the float type of ``log_q`` or ``log_accept``, float32 if that has 16 bits. ``positions`` form for ``(N,)``
+        drafts, except that ``"block"`` expands them to cells. A ``TensorLaw`` is on the tensors' device, in cells, and
+        autograd follows it.
 
     Raises
     ------
@@ -99,7 +113,8 @@ def round_law(
 
     Notes
     -----
-    ``O(N K)``. Ratios are differences of log-probabilities in float64; nothing is clamped.
+    ``O(N K)``. Ratios are differences of log-probabilities in float64; nothing is clamped. Tensors on a device are
+    waited for only where ``(N,)`` drafts come with a draft length for each start, whose largest is the law's depth.
 
     Examples
     --------
@@ -118,6 +133,14 @@ def round_law(
     array([[0.4375  , 0.433125],
            [0.99    , 0.5049  ],
            [0.51    , 0.      ]])
+
+    Padded torch tensors:
+
+    >>> import torch
+    >>> log_p, log_q = (torch.tensor(np.stack([x, x])) for x in (log_p, log_q))
+    >>> law = ms.round_law(log_p, log_q, lengths=torch.tensor([3, 1]), rule="rejection", draft_length=2)
+    >>> law.survival()[1].tolist()
+    [[0.5, 0.0], [0.0, 0.0], [0.0, 0.0]]
     """
     if rule not in RULES:
         raise ValueError(f"rule: found {rule!r}; allowed: {', '.join(RULES)}")
@@ -126,6 +149,12 @@ def round_law(
         users = [entry.name for entry in RULES.values() if name in entry.needs + entry.takes]
         if value is not None and rule not in users:
             raise ValueError(f"{name}: given, but rule {rule!r} does not use it; only for: {', '.join(users)}")
+    if of_tensors(log_p, log_q, hit, log_accept):
+        known = {"log_p": log_p, "log_q": log_q, "indptr": indptr, "lengths": lengths, "draft_length": draft_length}
+        return tensor_law(rule, RULES[rule].exactness, **known, **options, check_values=check_values)
+    for name, value in (("lengths", lengths), ("check_values", check_values)):
+        if value is not None:
+            raise ValueError(f"{name}: given with arrays; allowed: with torch tensors")
     inputs = Inputs(rule, check_indptr(indptr), log_p, log_q, draft_length, **options)
     if log_p is not None:
         _ = inputs.target_log_probs  # validated once, whether or not the rule reads it

@@ -40,6 +40,7 @@ from markov_spec.arrays.checks import (
 from markov_spec.arrays.law import Exactness, RoundLaw
 from markov_spec.arrays.recorded import Drafts, Kind, Rollouts
 from markov_spec.arrays.rows import cells_inside, rollout_spans
+from markov_spec.arrays.tensor_law import Tensor, TensorLaw, check_integers, tokens_left
 
 __all__ = [
     "ABSENT",
@@ -51,13 +52,17 @@ __all__ = [
     "RequestError",
     "Rollouts",
     "RoundLaw",
+    "Tensor",
+    "TensorLaw",
     "as_float",
     "cells_inside",
     "check_draft_length",
     "check_first_start",
     "check_indptr",
     "check_integer",
+    "check_integers",
     "check_log_probs",
     "locate",
     "rollout_spans",
+    "tokens_left",
 ]

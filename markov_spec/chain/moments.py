@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from markov_spec._jit import split_rollouts
-from markov_spec.arrays import Array, RoundLaw, as_float, check_first_start, locate
+from markov_spec.arrays import Array, RoundLaw, TensorLaw, as_float, check_first_start, locate
 from markov_spec.chain import _eight, _numba
 from markov_spec.chain._lanes import WIDTH
 from markov_spec.chain.quadrature import mean_ratio, one_token
@@ -24,6 +24,8 @@ WORTH = 3  # eight rollouts at once take as long as about this many of their len
 @dataclass(frozen=True, eq=False, repr=False)
 class Rounds:
     """Exact expectations over the decoding rounds of each rollout, all float64. Made by ``solve``.
+
+    Of a law of tensors they are tensors, and ``(N,)`` stands for ``(B, T)`` if it is padded.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ class Rounds:
     expected_inverse: Floats | None = None
 
     def __repr__(self) -> str:
-        count, total = self.expected.size, float(self.expected.sum())
+        count, total = len(self.expected), float(self.expected.sum())
         tokens = int(self.committed.sum())
         return f"Rounds({count} rollout{'s' * (count != 1)}, {tokens} tokens in {total:.6g} expected rounds)"
 
@@ -86,13 +88,14 @@ def _price_layout(price: Any, law: RoundLaw) -> tuple[Array, int, int]:
     return flat, (0, 1, width)[len(shape)], int(len(shape) == 2)
 
 
-def _side_by_side(law: RoundLaw, first: int, last: int) -> tuple[Array, list[tuple[int, int]]]:
+def _side_by_side(law: RoundLaw, first: int, last: int, every: int = 1) -> tuple[Array, list[tuple[int, int]]]:
     # Groups of eight rollouts of about equal length, (G, 8), and ranges of those that are better done one by one. The
     # last group is filled up with its last rollout.
     if isinstance(law.draft_length, np.ndarray):
-        return np.empty((0, WIDTH), np.int64), [(first, last)]
+        alone = [(first, last)] if every == 1 else [(i, i + 1) for i in range(first, last, every)]
+        return np.empty((0, WIDTH), np.int64), alone
     sizes = np.diff(law.indptr)
-    order = first + np.argsort(sizes[first:last], kind="stable")
+    order = first + every * np.argsort(sizes[first:last:every], kind="stable")
     groups = np.concatenate((order, np.repeat(order[-1:], -order.size % WIDTH))).reshape(-1, WIDTH)
     own = np.arange(groups.size).reshape(-1, WIDTH) < order.size
     longest = sizes[groups].max(axis=1)
@@ -101,11 +104,11 @@ def _side_by_side(law: RoundLaw, first: int, last: int) -> tuple[Array, list[tup
     return groups[together], [(i, i + 1) for i in groups[own & ~together[:, None]].tolist()]
 
 
-def _fill(law: RoundLaw, first: int, last: int, start: int, out: Rounds, priced: Priced | None) -> None:
+def _fill(law: RoundLaw, first: int, last: int, every: int, start: int, out: Rounds, priced: Priced | None) -> None:
     common = law.layout()
     backward = out.value, out.variance
     forward = out.occupancy, out.accepted_histogram, out.tested, out.drafted
-    groups, alone = _side_by_side(law, first, last)
+    groups, alone = _side_by_side(law, first, last, every)
     if groups.size:
         _eight.moments_of_eight(*common, groups, start, *backward, *forward)
         if priced is not None:
@@ -118,13 +121,18 @@ def _fill(law: RoundLaw, first: int, last: int, start: int, out: Rounds, priced:
 
 
 def solve(
-    law: RoundLaw, *, first_start: int = 0, price: Any = None, inverse: bool = False, threads: int | None = None
+    law: RoundLaw | TensorLaw,
+    *,
+    first_start: int = 0,
+    price: Any = None,
+    inverse: bool = False,
+    threads: int | None = None,
 ) -> Rounds:
     """Compute the expected rounds of every rollout, their variance, and what the rounds accept and draft.
 
     Parameters
     ----------
-    law : RoundLaw
+    law : RoundLaw or TensorLaw
         How many drafts a round accepts from every start.
     first_start : int
         ``s0``: 0 when the first token is drafted too, 1 when the prefill emits it.
@@ -138,18 +146,23 @@ def solve(
     Returns
     -------
     Rounds
+        Of a ``TensorLaw`` in float64 tensors on its device, without gradient; what has a number for each start has the
+        shape of its rows.
 
     Raises
     ------
     ValueError
-        If ``first_start`` is negative, ``threads`` below 1, or the price has another shape or is not finite.
+        If ``first_start`` is negative, ``threads`` below 1, or the price has another shape or is not finite; or if the
+        inverse is asked for of tensors that are not on the CPU.
 
     Notes
     -----
     ``O(N K)`` time, ``O(N + R K)`` memory. Acceptance is read as it is stored, sums are float64. With one draft length
     for all starts, eight rollouts of similar length are worked through at once, on copies of their cells that take at
-    most 32 MB in each thread; the results are the same. A rollout with ``T <= first_start`` has 0 rounds. The recursion
-    is that of a Markov reward process on the starts of one rollout.
+    most 32 MB in each thread; the results are the same. Tensors on the CPU are read where they lie. Those on a device
+    stay there, in ``O(N K)`` memory; as nothing is waited for, wrong lengths, offsets and prices are not found. A
+    rollout with ``T <= first_start`` has 0 rounds. The recursion is that of a Markov reward process on the starts of
+    one rollout.
 
     Examples
     --------
@@ -161,31 +174,46 @@ def solve(
     >>> rounds
     Rounds(1 rollout, 5 tokens in 3.1875 expected rounds)
     """
+    if isinstance(law, TensorLaw):
+        from markov_spec.chain import _torch_solve
+
+        return _torch_solve.solve(law, first_start, price, inverse, threads)
+    out = solve_every(law, 1, first_start=first_start, price=price, threads=threads)
+    if not inverse:
+        return out
+    start, once = check_first_start(first_start, law.accept.shape[0]), one_token(law.indptr.size - 1)
+    return replace(out, expected_inverse=mean_ratio(law, out.expected, start, once, threads))
+
+
+def solve_every(
+    law: RoundLaw, every: int, *, first_start: int, price: Any = None, threads: int | None = None
+) -> Rounds:
+    """Do what ``solve`` does for one rollout out of every so many, the first of them; of the others all is 0."""
     rollouts, rows, depth = law.indptr.size - 1, law.accept.shape[0], law.depth
     start = check_first_start(first_start, rows)
-    priced = None if price is None else (*_price_layout(price, law), np.empty(rollouts), np.empty(rollouts))
+    priced = None if price is None else (*_price_layout(price, law), np.zeros(rollouts), np.zeros(rollouts))
+    committed = np.zeros(rollouts)
+    committed[::every] = np.maximum(np.diff(law.indptr)[::every] - start, 0)
     out = Rounds(
         expected=np.zeros(rollouts),
-        variance=np.empty(rollouts),
-        value=np.empty(rows),
-        occupancy=np.empty(rows),
-        accepted_histogram=np.empty((rollouts, depth + 1)),
-        tested=np.empty((rollouts, depth)),
-        drafted=np.empty(rollouts),
-        committed=np.maximum(np.diff(law.indptr) - start, 0).astype(np.float64),
+        variance=np.zeros(rollouts),
+        value=np.zeros(rows),
+        occupancy=np.zeros(rows),
+        accepted_histogram=np.zeros((rollouts, depth + 1)),
+        tested=np.zeros((rollouts, depth)),
+        drafted=np.zeros(rollouts),
+        committed=committed,
         price=None if priced is None else priced[-2],
         price_variance=None if priced is None else priced[-1],
     )
 
     def run(first: int, last: int) -> None:
-        _fill(law, first, last, start, out, priced)
+        _fill(law, every * first, every * last, every, start, out, priced)
 
-    split_rollouts(run, law.indptr, threads=threads, nbytes=law.accept.nbytes)
-    left = out.committed > 0
+    split_rollouts(run, law.indptr[::every], threads=threads, nbytes=law.accept.nbytes)
+    left = committed > 0
     out.expected[left] = out.value[law.indptr[:-1][left] + start]
-    if not inverse:
-        return out
-    return replace(out, expected_inverse=mean_ratio(law, out.expected, start, one_token(rollouts), threads))
+    return out
 
 
 def end_accepted(law: RoundLaw, occupancy: Any) -> Floats:
