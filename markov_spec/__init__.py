@@ -58,9 +58,10 @@ from markov_spec.sources import (
 )
 from markov_spec.store import Store, StoreWriter, add_drafter, open_store, write_store
 
-if TYPE_CHECKING:
-    from markov_spec import objectives
-    from markov_spec.objectives import edr_weights, replay_starts
+if TYPE_CHECKING:  # not in __all__: a star import is for those without torch, too
+    from markov_spec import objectives as objectives
+    from markov_spec.objectives import edr_weights as edr_weights
+    from markov_spec.objectives import replay_starts as replay_starts
 
 __all__ = [
     "Attribution",
@@ -99,7 +100,6 @@ __all__ = [
     "compare_scores",
     "compare_vectors",
     "draft_tree",
-    "edr_weights",
     "evaluate",
     "evaluate_bounds",
     "expected_inverse",
@@ -114,11 +114,9 @@ __all__ = [
     "law_of",
     "length_curve",
     "next_tokens",
-    "objectives",
     "open_store",
     "optimal_budget",
     "proxies",
-    "replay_starts",
     "required_prompts",
     "round_distribution",
     "round_law",

@@ -1,0 +1,193 @@
+"""Expected decoding rounds as a training objective, with their exact gradient.
+
+``a[s,k] = min(1, q/p)`` at the rollout's token, ``c[s,k] = sum_{v not in Z} (p - q)_+ / (1 - p(Z))``, ``L = T - 1``::
+
+    rollout form   E[R] = V[s0],  V[s] = 1 + sum_k A[s,k] V[s+k+1]
+    cost form      EDR = 1 + Y[s0],  Y[L] = 0,  Y[s] = X[s,1]
+                   X[s,k] = c[s,k] + a[s,k] cont + (1 - a[s,k]) Y[s+k]  for s+k <= L
+                   cont = X[s,k+1] if k < K and s+k < L;  1 + Y[s+K+1] if k = K and s+K+1 <= L;  else 0
+
+The rollout form is exact for each rollout. The cost form puts the probability of a rejection, over all tokens that the
+target may say, in the place of the one that happened: equal on average over unselected rollouts, and with a gradient at
+every token. It is meant for averages only: of a single rollout it may be made less than the fewest rounds, by
+rejections that would cost other rollouts more.
+
+Both recursions run forward only. The gradient is ``sum_{s,k} dE/da grad a + dE/dc grad c`` (``weights``), and no tape
+goes through time. Source: arXiv 2610.10411.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from markov_spec.arrays import RequestError
+from markov_spec.objectives._tiles import read_cells, working_type
+from markov_spec.objectives.inputs import check_cells, check_float, check_lengths, check_starts, check_stops
+from markov_spec.objectives.result import Objective, ObjectiveResult
+from markov_spec.objectives.sampling import SampledStarts
+from markov_spec.objectives.weights import Rule, check_first_start, check_rule, weigh
+
+REDUCTIONS = ("paper", "rollout-mean", "token-mean", "sum")
+
+
+def edr(
+    draft_logits: Tensor, target_logits: Tensor, tokens: Tensor | None, lengths: Tensor, *,
+    starts: Tensor | None = None, weights: Tensor | None = None, aux: SampledStarts | None = None,
+    form: Literal["cost", "rollout"] = "cost",
+    stop_ids: Sequence[int] = (), temperature: float = 1.0, rule: Rule = "rejection", first_start: int = 0,
+    reduction: str = "paper",
+) -> ObjectiveResult:  # fmt: skip
+    """Compute the expected decoding rounds of a batch of rollouts, to be minimised.
+
+    Parameters
+    ----------
+    draft_logits : Tensor, (B, M, K, V)
+        Depth ``k`` of the block begun at start ``s`` predicts ``tokens[b, s+k-1]`` and stands at ``[b, m, k-1]``. For
+        the rollout form also log-probabilities (nats) of these tokens, (B, M, K).
+    target_logits : Tensor, (B, T, V)
+        Of the position of each token; no gradient goes into them. With log-probabilities, these too, (B, T).
+    tokens : Tensor of int, (B, T), or None
+        The rollouts, their last token included; None with log-probabilities.
+    lengths : Tensor of int, (B,)
+        Tokens of each rollout.
+    starts, weights, aux : optional
+        What ``sample_starts`` gave, all three; without them ``M = T``, and block ``m`` begins at ``m``.
+    form : {"cost", "rollout"}
+        Which form; they have the same mean.
+    stop_ids : sequence of int
+        Tokens that end a rollout, ``Z`` of the cost form; empty where only a length does.
+    temperature : float
+        Divides both models' logits.
+    rule : {"rejection", "block"}
+        How drafts are verified: one by one, or as a block, for which there is the rollout form only.
+    first_start : int
+        ``s0``: 0 when the first token is drafted too, 1 when the prefill emits it.
+    reduction : {"paper", "rollout-mean", "token-mean", "sum"}
+        Mean over rollouts with something to decode (``"paper"``), rounds by tokens, or the sum of the rounds.
+
+    Returns
+    -------
+    ObjectiveResult
+        ``rounds`` and ``accepted_length`` are those of the rollout form in any case, exact given the rollouts.
+
+    Raises
+    ------
+    ValueError
+        If shapes, types, options or, on the CPU, values disagree: rollouts with a token that the target rules out
+        among them.
+
+    Notes
+    -----
+    Two passes over the logits, which are all that is kept beside ``O(B T K)``. Where ``q = p``, acceptance has two
+    slopes; that of more acceptance, 0, is taken. Tokens that are recorded past a stop token are decoded too: cut
+    rollouts there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from markov_spec import objectives
+    >>> draft = torch.tensor([.25, .75]).log().expand(1, 4, 2, 2).clone().requires_grad_()
+    >>> target = torch.tensor([.5, .5]).log().expand(1, 4, 2)
+    >>> tokens, lengths = torch.tensor([[0, 1, 1, 0]]), torch.tensor([4])
+    >>> result = objectives.edr(draft, target, tokens, lengths)
+    >>> result
+    ObjectiveResult(edr, rollout-mean: 2.125, accepted length 2)
+    >>> result.loss.backward()
+    >>> draft.grad[0, 1, 0]  # a round from start 1 would do better to draft token 0 more often there
+    tensor([-0.0938,  0.0938])
+    """
+    check_rule(rule, form)
+    check_first_start(first_start)
+    if reduction not in REDUCTIONS:
+        raise RequestError(f"reduction: found {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
+    _check_sample(starts, weights, aux, form, rule, first_start)
+    if draft_logits.ndim == 3:
+        log_p, log_q, costs = _given(draft_logits, target_logits, tokens, lengths, starts, form)
+    else:
+        if tokens is None:
+            raise RequestError("tokens: found None; allowed: a tensor (B, T), unless log-probabilities are given")
+        log_p, log_q, costs = _read(
+            draft_logits, target_logits, tokens, lengths, starts, check_stops(stop_ids, draft_logits.shape[-1]),
+            temperature, form,
+        )  # fmt: skip
+    if aux is None:
+        found = weigh(log_p, log_q.detach(), lengths, None if costs is None else costs.detach(), rule, first_start)
+        share: Tensor | None = None
+        rounds, value, on_log_q, on_cost = found.rounds, found.value, found.log_q, found.cost
+    else:
+        share = weights
+        rounds, value, on_log_q, on_cost = aux.rounds, aux.value, aux.log_q, aux.cost
+    per_rollout = value + _slope(log_q, on_log_q, share)
+    if costs is not None and on_cost is not None:
+        per_rollout = per_rollout + _slope(costs, on_cost, share)
+    return _result(per_rollout, rounds, (lengths - first_start).clamp(min=0).double(), log_q.dtype, reduction)
+
+
+def _check_sample(
+    starts: Tensor | None, weights: Tensor | None, aux: SampledStarts | None, form: str, rule: str, first_start: int
+) -> None:
+    given = [name for name, one in (("starts", starts), ("weights", weights), ("aux", aux)) if one is not None]
+    if 0 < len(given) < 3:
+        raise RequestError(f"found {', '.join(given)} only; allowed: all of starts, weights and aux, or none of them")
+    if aux is not None and (aux.form, aux.rule, aux.first_start) != (form, rule, first_start):
+        made = f"form {aux.form!r}, rule {aux.rule!r} and first_start {aux.first_start}"
+        raise RequestError(f"aux: found one for {made}; allowed: for {form!r}, {rule!r} and {first_start}")
+
+
+def _given(
+    log_q: Tensor, log_p: Tensor, tokens: Tensor | None, lengths: Tensor, starts: Tensor | None, form: str
+) -> tuple[Tensor, Tensor, None]:
+    if form == "cost":
+        raise RequestError("form: found 'cost' for log-probabilities; allowed: 'rollout', the cost needs logits")
+    if tokens is not None:
+        raise RequestError("tokens: given with log-probabilities; allowed: None, the probabilities are theirs")
+    check_float(log_q, "draft_logits", 3, "(B, M, K) of log-probabilities")
+    check_float(log_p, "target_logits", 2, "(B, T) of log-probabilities")
+    check_lengths(lengths, *log_p.shape)
+    check_starts(starts, tuple(log_q.shape[:2]), log_p.shape[1])
+    return log_p, log_q.to(working_type(log_q)), None
+
+
+def _read(
+    draft_logits: Tensor, target_logits: Tensor, tokens: Tensor, lengths: Tensor, starts: Tensor | None,
+    stops: tuple[int, ...], temperature: float, form: str,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    cells = check_cells(draft_logits, target_logits, tokens, lengths, starts=starts, temperature=temperature)
+    with torch.no_grad():
+        log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, lengths, temperature=temperature)
+    log_q, measured, _ = read_cells(
+        draft_logits, target_logits if form == "cost" else None, cells.tokens, lengths, starts, stop_ids=stops,
+        temperature=temperature, measures="rejected" if form == "cost" else "",
+    )  # fmt: skip
+    return log_p[..., 0], log_q, measured[0] if measured else None
+
+
+def _slope(values: Tensor, weights: Tensor, share: Tensor | None) -> Tensor:
+    # 0, with the weights for its gradient
+    shared = weights if share is None else weights * share[..., None]
+    wide = values.double().where(shared != 0, 0)
+    return (shared * (wide - wide.detach())).sum((1, 2))
+
+
+def _result(
+    per_rollout: Tensor, rounds: Tensor, left: Tensor, dtype: torch.dtype, reduction: str
+) -> ObjectiveResult:  # fmt: skip
+    chosen = "rollout-mean" if reduction == "paper" else reduction
+    some = left > 0
+    below = {
+        "rollout-mean": some.sum(dtype=torch.float64),
+        "token-mean": left.sum(),
+        "sum": torch.ones((), dtype=torch.float64, device=left.device),
+    }[chosen]
+    loss = per_rollout.sum() / torch.where(below > 0, below, 1)
+    return ObjectiveResult(
+        loss.to(dtype), per_rollout.to(dtype), left, ~some.any(), "edr", chosen, "exact", rounds,
+        left.sum() / rounds.sum(),
+    )  # fmt: skip
+
+
+ENTRIES = (Objective("edr", edr, "exact", "rollout-mean", True, "arXiv 2610.10411"),)
