@@ -11,15 +11,13 @@ import typer
 from markov_spec.arrays import RequestError
 from markov_spec.certificates import RULES
 from markov_spec.cli.evaluate import Form, Out, form_of
-from markov_spec.cli.output import StorePath, app, show
+from markov_spec.cli.output import StorePath, app, refuse_overwriting, show
 from markov_spec.evaluation import certify
 from markov_spec.report.certificates import certificates_csv, certificates_plot, certificates_table, write_drafts
 
 
-def _check_file(path: Path | None, param: typer.CallbackParam) -> Path | None:
-    if path is not None and not path.parent.is_dir():
-        raise typer.BadParameter(f"folder {path.parent} does not exist")
-    if path is not None and param.name == "positions" and path.suffix not in (".parquet", ".csv"):
+def _check_ending(path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in (".parquet", ".csv"):
         raise typer.BadParameter(f"found {path.name}; allowed: a name that ends in .parquet or .csv")
     return path
 
@@ -51,7 +49,6 @@ def certify_command(
         Path | None,
         typer.Option(
             metavar="F.html",
-            callback=_check_file,
             help="Draw certified and accepted share against KL, and the promise.",
         ),
     ] = None,
@@ -59,7 +56,7 @@ def certify_command(
         Path | None,
         typer.Option(
             metavar="F.parquet",
-            callback=_check_file,
+            callback=_check_ending,
             help="Write a row for each draft, as Parquet or CSV, at its position.",
         ),
     ] = None,
@@ -81,6 +78,9 @@ def certify_command(
     markov-spec certify data/demo-greedy quant5 --target-length 1.5
     """
     form = form_of(format, out)
+    refuse_overwriting(out, store, plot, positions)
+    refuse_overwriting(plot, store, positions, option="--plot")
+    refuse_overwriting(positions, store, option="--positions")
     name, *items = rule.split(",")
     settings: dict[str, Any] = {}
     for item in items:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, Group
 
 from markov_spec.cli.evaluate import FIRST_START, Contenders, Out, chosen_contenders
-from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, show, show_frame
+from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, refuse_overwriting, show, show_frame
 from markov_spec.evaluation import attribute, compare, study
 from markov_spec.latency import read_price
 from markov_spec.report import (
@@ -58,7 +58,10 @@ def compare_command(
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write all of it as one HTML page, which needs no network and no tool."),
+        typer.Option(
+            metavar="FILE",
+            help="Write all of it as one HTML page, with texts of rollouts; it needs a browser and no network.",
+        ),
     ] = None,
     format: AnyForm = None,
     out: Out = None,
@@ -87,6 +90,8 @@ def compare_command(
     markov-spec compare data/demo quant5:K=1-8 --price cost.csv --format markdown
     """
     form = any_form_of(format, out)
+    refuse_overwriting(out, store, price, report)
+    refuse_overwriting(report, store, price, option="--report")
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, None, None)
     cost = None if price is None else read_price(price)
@@ -107,6 +112,7 @@ def compare_command(
             gathered = study(opened, chosen, on_step=shown.update, **options)
             shown.update("writing the page")
             write_report(gathered, report, command=shlex.join(["markov-spec", *sys.argv[1:]]))
+        Console(stderr=True).print(f"wrote {report}", style="dim", highlight=False, markup=False)
         found, why = gathered.comparison, gathered.attribution if where else None
     if form == "json":
         told = json.loads(comparison_json(store, found))

@@ -12,7 +12,17 @@ import polars as pl
 import typer
 
 from markov_spec.acceptance import RULES
-from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, show, show_frame
+from markov_spec.cli.output import (
+    PLAIN_ENDINGS,
+    AnyForm,
+    StorePath,
+    any_form_of,
+    app,
+    form_by_name,
+    refuse_overwriting,
+    show,
+    show_frame,
+)
 from markov_spec.evaluation import Contender, evaluate, evaluate_bounds, proxies_frame
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.report import (
@@ -115,6 +125,7 @@ def evaluate_command(
     markov-spec evaluate data/demo block:K=1-8 quant5:K=4,rule=block --by benchmark --format json
     """
     form = any_form_of(format, out)
+    refuse_overwriting(out, store)
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, rule, draft_length)
     start = None if first_start is None else int(first_start)
@@ -169,6 +180,7 @@ def proxies_command(
     markov-spec proxies data/demo block:K=1-8 --by benchmark
     """
     form = form_of(format, out)
+    refuse_overwriting(out, store)
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, rule, draft_length)
     frame = proxies_frame(opened, chosen, by=by, first_start=int(first_start))
@@ -182,9 +194,7 @@ def proxies_command(
 
 def form_of(format: str | None, out: Path | None) -> str:
     """Settle how to print: as asked, as the name of the file ends, or a table."""
-    if out is not None and not out.parent.is_dir():
-        raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
-    return format or {".json": "json", ".csv": "csv"}.get("" if out is None else out.suffix, "table")
+    return form_by_name(format, out, PLAIN_ENDINGS)
 
 
 def chosen_contenders(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from io import TextIOWrapper
 from pathlib import Path
@@ -23,7 +24,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-ENDINGS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".tex": "latex", ".md": "markdown"}
+ENDINGS = {
+    ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tex": "latex", ".md": "markdown", ".txt": "table",
+}  # fmt: skip
+PLAIN_ENDINGS = {ending: ENDINGS[ending] for ending in (".json", ".csv", ".txt")}
 ESCAPED = "backslashreplace"  # what a path that is no UTF-8 is printed with
 
 
@@ -42,19 +46,65 @@ StorePath = Annotated[
 AnyForm = Annotated[
     Literal["table", "json", "csv", "parquet", "latex", "markdown"] | None,
     typer.Option(
-        help="How to print; table by default, or what the name of --out ends in (.json, .csv, .parquet, .tex, .md)."
+        help="How to print; table by default, or what the name of --out ends in (.json, .csv, .parquet, .tex, .md, "
+        ".txt for a table)."
     ),
 ]
 
 
 def any_form_of(format: str | None, out: Path | None) -> str:
     """Settle how to print: as asked, as the name of the file ends, or a table."""
-    if out is not None and not out.parent.is_dir():
-        raise typer.BadParameter(f"folder {out.parent} does not exist", param_hint="--out")
-    form = format or ENDINGS.get("" if out is None else out.suffix, "table")
+    form = form_by_name(format, out, ENDINGS)
     if form == "parquet" and out is None:
         raise typer.BadParameter("found parquet without a file; allowed: with --out FILE", param_hint="--format")
     return form
+
+
+def form_by_name(format: str | None, out: Path | None, endings: Mapping[str, str]) -> str:
+    """Settle how to print: as asked, as the name of the file ends, or a table; a name without an ending is one."""
+    ending = "" if out is None else out.suffix.lower()
+    if format is None and ending and ending not in endings:
+        told = f"found a name that ends in {ending!r}; allowed: {', '.join(endings)}, or --format"
+        raise typer.BadParameter(told, param_hint="--out")
+    return format or endings.get(ending, "table")
+
+
+def refuse_overwriting(path: Path | None, store: Path, *others: Path | str | None, option: str = "--out") -> None:
+    """Refuse to write where the store lies that is read, over another file that is read or written, or in no folder.
+
+    Parameters
+    ----------
+    path : Path or None
+        To be written; None is nothing.
+    store : Path
+    *others : Path, str or None
+        A price may have its keys, as ``FILE?gpu=A100``.
+    option : str
+        What asked for the path.
+
+    Raises
+    ------
+    typer.BadParameter
+    """
+    if path is None:
+        return
+    real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(store))
+    told = None
+    if real == folder or folder in real.parents:
+        told = f"found {path}, inside the store that is read; allowed: a file outside of it"
+    elif any(other is not None and _same_file(real, other) for other in others):
+        told = f"found {path}, which is read or written, too; allowed: another file"
+    elif not path.parent.is_dir():
+        told = f"folder {path.parent} does not exist"
+    elif path.is_dir():
+        told = f"found {path}, a folder; allowed: a file"
+    if told is not None:
+        raise typer.BadParameter(told, param_hint=option)
+
+
+def _same_file(real: Path, other: Path | str) -> bool:
+    named = Path(os.path.realpath(other.partition("?")[0] if isinstance(other, str) else other))
+    return real == named or (real.exists() and named.exists() and real.samefile(named))
 
 
 def show_frame(frame: pl.DataFrame, form: str, out: Path | None) -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from markov_spec.arrays import RequestError
 from markov_spec.cli.evaluate import FIRST_START, Form, Out, form_of
-from markov_spec.cli.output import StorePath, app, show
+from markov_spec.cli.output import StorePath, app, refuse_overwriting, show
 from markov_spec.drafting import BUILDERS, BestFirst
 from markov_spec.evaluation import (
     LEARNED_HERE,
@@ -109,6 +109,7 @@ def curve_command(
     markov-spec trees data/demo block:tree=static --budgets 1..127 --price cost.csv --holdout 0.5
     """
     form = form_of(format, out)
+    refuse_overwriting(out, store, price)
     opened, start = open_store(store), int(first_start)
     if holdout is not None and price is None:
         raise typer.BadParameter("a budget is chosen by its price: give --price, too", param_hint="--holdout")
@@ -161,6 +162,7 @@ def calibrate_command(
     markov-spec trees calibrate data/demo block --holdout 0.5
     """
     form = form_of(format, out)
+    refuse_overwriting(out, store)
     found = tree_calibration(
         store, contender, budgets=_sizes(budgets), holdout=holdout or 0, seed=seed, first_start=int(first_start)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Study:
         Spread evenly over the store, of at most 4096 tokens.
     sweeps : polars.DataFrame
         As ``length_curve``, with the column ``contender``, of each shown drafter and rule that is a chain.
+    sweep_notes : tuple of str
     attribution : Attribution
         Of the primary pair: what its baseline loses or gains, rounds of the baseline less those of the contender.
     traces : mapping of str to (polars.DataFrame, polars.DataFrame)
@@ -61,6 +62,7 @@ class Study:
     spread: pl.DataFrame
     spread_rollouts: int
     sweeps: pl.DataFrame
+    sweep_notes: tuple[str, ...]
     attribution: Attribution
     traces: Mapping[str, tuple[pl.DataFrame, pl.DataFrame]]
     price: Price | None
@@ -127,9 +129,7 @@ def study(
     rows = _spread_rows(opened)
     spread = pl.concat([_spread(opened, named[name], rows, first_start) for name in shown])
     on_step("draft lengths")
-    curves = _sweeps(opened, [named[name] for name in shown], price, first_start, level)
-    none = pl.DataFrame(schema={"contender": pl.String, **SCHEMA})
-    sweeps = pl.concat([none, *curves])
+    sweeps, notes = _sweeps(opened, [named[name] for name in shown], price, first_start, level)
     on_step("attribution")
     pair = named[found.primary[0]], named[found.primary[1]]
     why = attribute(opened, *pair, first_start=first_start)
@@ -140,7 +140,7 @@ def study(
         traces[name] = (one, other)
     return Study(
         facts=opened.facts(), comparison=found, evaluations=tuple(own.evaluations), shown=shown, spread=spread,
-        spread_rollouts=rows.size, sweeps=sweeps, attribution=why, traces=traces, price=price,
+        spread_rollouts=rows.size, sweeps=sweeps, sweep_notes=notes, attribution=why, traces=traces, price=price,
     )  # fmt: skip
 
 
@@ -179,16 +179,24 @@ def _spread(store: Store, contender: Contender, rows: Array, first_start: int) -
 
 def _sweeps(
     store: Store, shown: Sequence[Contender], price: Price | None, first_start: int, level: float
-) -> Iterator[pl.DataFrame]:
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Every draft length of each drafter and rule, up to the longest asked for if that was not recorded."""
     longest: dict[str, int] = {}
-    chains = {}
+    chains, notes = {}, []
     for one in (one for one in shown if one.tree is None):
         free = replace(one, draft_length=None)
         chains[str(free)] = free
         longest[str(free)] = max(longest.get(str(free), LONGEST), one.draft_length or 0)
+    curves = [pl.DataFrame(schema={"contender": pl.String, **SCHEMA})]
     for name, one in chains.items():
         fixed = store.facts()["drafters"][one.drafter]["depth"]
         most = None if fixed else longest[name]
-        curve = length_curve(store, one, price=price, longest=most, first_start=first_start, level=level)
-        yield curve.select(pl.lit(name).alias("contender"), pl.all())
+        try:
+            curve = length_curve(store, one, price=price, longest=most, first_start=first_start, level=level)
+        except ValueError as error:
+            if price is None:
+                raise
+            notes.append(f"{name}: not every draft length has a price, so tokens per round alone are told ({error})")
+            curve = length_curve(store, one, longest=most, first_start=first_start, level=level)
+        curves.append(curve.select(pl.lit(name).alias("contender"), pl.all()))
+    return pl.concat(curves), tuple(notes)

@@ -98,9 +98,9 @@ def test_page_fits_invariant(browser, page):
 
 def test_columns_sort_invariant(browser, page):
     _opened(browser, page)
-    read = """return [...document.querySelectorAll('#contenders tbody tr')].map(
+    read = """return [...document.querySelector('#contenders table').tBodies[0].rows].map(
         row => row.cells[arguments[0]].dataset.value ?? row.cells[arguments[0]].textContent)"""
-    button = """const heads = [...document.querySelectorAll('#contenders th')];
+    button = """const heads = [...document.querySelector('#contenders table').tHead.rows[0].cells];
         const head = heads.find(own => own.innerText == arguments[0]);
         head.querySelector('button').click(); return [head.cellIndex, head.getAttribute('aria-sort')]"""
     column, order = browser.execute_script(button, "pooled")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import markov_spec as ms
@@ -37,4 +38,20 @@ def test_report_is_written_beside_the_table_against_reference(capsys, tmp_path, 
 @pytest.mark.parametrize("rest", [["--where", "--format", "csv"], ["--report", "/nowhere/at/all/page.html"]])
 def test_refusals_say_what_is_allowed_invariant(capsys, rest):
     assert main([*WORDS, *rest]) == 2
-    assert "allowed" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "allowed" in told or "does not exist" in told
+
+
+def test_report_never_overwrites_what_is_read_invariant(capsys, tmp_path):
+    log_q = np.log(np.full((4, 2), 0.4))
+    drafters = {name: ms.Drafts(name, "block", "rejection", log_q) for name in "xy"}
+    store = ms.write_store(
+        tmp_path / "store.html", rollout_ids=["a", "b"], prompt_ids=["p", "q"], tokens=[1, 2, 3, 4], indptr=[0, 2, 4],
+        log_p=np.log([0.5] * 4), drafters=drafters,
+    )  # fmt: skip
+    before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
+    (tmp_path / "price.html").write_text("tokens,ms\n")
+    for path in (store.path / "page.html", store.path, tmp_path / "price.html"):
+        assert main(["compare", str(store.path), "--price", str(tmp_path / "price.html"), "--report", str(path)]) == 2
+        assert "--report" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()} == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from markov_spec.comparison import Comparison
@@ -18,35 +19,47 @@ MOST_PAIRS = 12
 ROW = 38  # pixels of a pair in the forest plot
 
 
-def forest(found: Comparison) -> dict[str, Any]:
-    """Draw the ratio of each pair with its interval, the primary pair first; the first twelve."""
+def forest(found: Comparison) -> dict[str, Any] | None:
+    """Draw the ratio of the first twelve pairs with its interval, the primary pair first; None if none has one."""
     import altair as alt
 
-    own = found.pairs.filter(pl.col("measure") == found.measure).head(MOST_PAIRS).drop_nulls("ratio")
+    own = found.pairs.filter(pl.col("measure") == found.measure).head(MOST_PAIRS).drop_nulls(["ratio", "ratio_low"])
     rows = own.select(
-        pair=pl.col("contender") + " against " + pl.col("baseline"),
-        ratio="ratio", low=pl.col("ratio_low").fill_null(pl.col("ratio")),
-        high=pl.col("ratio_high").fill_null(pl.col("ratio")), verdict="verdict",
+        "ratio", "verdict", pair=pl.col("contender") + " against " + pl.col("baseline"), low="ratio_low",
+        high="ratio_high",
     )  # fmt: skip
-    x = alt.X("low:Q").title(f"ratio of {found.measure.replace('_', ' ')}").scale(type="log", nice=False, padding=12)
-    y = alt.Y("pair:N").sort(None).axis(None)
-    names = list(dict.fromkeys(rows["verdict"]))
-    color = (
-        alt.Color("verdict:N").scale(domain=names, range=[VERDICTS.get(name, UNDECIDED) for name in names]).legend(None)
+    if rows.is_empty():
+        return None
+    ends = float(min(rows["low"].min(), 1)), float(max(rows["high"].max(), 1))  # type: ignore[type-var, arg-type]
+    x = (
+        alt.X("low:Q")
+        .title(f"ratio of {found.measure.replace('_', ' ')}")
+        .scale(type="log", domain=ends, nice=False, padding=12)
+        .axis(values=_ticks(*ends), grid=False, labelExpr="datum.value", labelOverlap="greedy")
     )
+    names = list(dict.fromkeys(rows["verdict"]))
+    color = alt.Color("verdict:N").scale(domain=names, range=[VERDICTS.get(name, UNDECIDED) for name in names])
     tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format=".4f") for name in ("ratio", "low", "high"))]
-    base = alt.Chart(rows).encode(y=y, tooltip=[*tips, alt.Tooltip("verdict:N")])
-    one = alt.Chart(pl.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 4], opacity=0.6, color="currentColor")
+    base = alt.Chart(rows).encode(y=alt.Y("pair:N").sort(None).axis(None), tooltip=[*tips, alt.Tooltip("verdict:N")])
     return _spec(
         alt.layer(
-            one.encode(x="one:Q"),
-            base.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q", color=color),
-            base.mark_point(filled=True, size=70, opacity=1).encode(x="ratio:Q", color=color),
-            base.mark_text(align="left", dy=-13, color="currentColor", limit=330).encode(x=alt.value(0), text="pair:N"),
+            base.mark_tick(thickness=1.5, size=16, opacity=0.6, color="currentColor").encode(x=alt.datum(1)),
+            base.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q", color=color.legend(None)),
+            base.mark_point(filled=True, size=70, opacity=1).encode(x="ratio:Q", color=color.legend(None)),
+            base.mark_text(align="left", dy=-16, color="currentColor", limit=330).encode(x=alt.value(0), text="pair:N"),
         ),
         "Ratio of each pair of contenders with its interval; 1 means no difference",
-        height=ROW * max(len(rows), 1),
+        height=ROW * len(rows),
     )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ratios, some eight at most: the coarsest step that gives three or more."""
+    for step in (5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005):
+        values = np.round(np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step, 6)
+        if len(values) >= 3:
+            return sorted({1.0, *values[values > 0].tolist()})
+    return [1.0]
 
 
 def depths(shown: Sequence[Evaluation], colors: Mapping[str, str]) -> dict[str, Any]:
@@ -102,15 +115,15 @@ def accepted(shown: Sequence[Evaluation], colors: Mapping[str, str]) -> dict[str
     return _spec(chart, "Histogram of the accepted length: share of the rounds that accept exactly so many drafts")
 
 
-def spread(rows: pl.DataFrame, colors: Mapping[str, str], width: float) -> dict[str, Any]:
+def spread(rows: pl.DataFrame, colors: Mapping[str, str]) -> dict[str, Any]:
     """Draw how the rounds that 100 tokens take are distributed over runs of decoding."""
     import altair as alt
 
     chart = (
-        alt.Chart(rows.with_columns(middle=pl.col("rounds_per_100") + width / 2))
-        .mark_line(interpolate="monotone")
+        alt.Chart(rows)
+        .mark_line(interpolate="step-after")
         .encode(
-            alt.X("middle:Q").title("rounds for 100 tokens").scale(zero=False),
+            alt.X("rounds_per_100:Q").title("rounds for 100 tokens").scale(zero=False, nice=False),
             alt.Y("share:Q").title("share of the runs").axis(format="%", tickCount=5),
             _color(colors),
             tooltip=["contender:N", alt.Tooltip("rounds_per_100:Q"), alt.Tooltip("share:Q", format=".2%")],
@@ -119,7 +132,7 @@ def spread(rows: pl.DataFrame, colors: Mapping[str, str], width: float) -> dict[
     return _spec(chart, "Distribution of the rounds that a run of decoding takes for 100 tokens, by contender")
 
 
-def sweep(rows: pl.DataFrame, colors: Mapping[str, str], best: pl.DataFrame) -> dict[str, Any]:
+def sweep(rows: pl.DataFrame, colors: Mapping[str, str], ringed: pl.DataFrame) -> dict[str, Any]:
     """Draw every draft length: speed-up if there is a price, else pooled length, with intervals."""
     import altair as alt
 
@@ -128,12 +141,12 @@ def sweep(rows: pl.DataFrame, colors: Mapping[str, str], best: pl.DataFrame) -> 
     x = alt.X("draft_length:Q").title("draft length").axis(tickMinStep=1, format="d")
     y = alt.Y(f"{value}:Q").title(title).scale(zero=False)
     tips = ["contender:N", "draft_length:Q", alt.Tooltip(f"{value}:Q", format=".4f")]
-    band = alt.Chart(rows).mark_area(opacity=0.15).encode(
+    band = alt.Chart(rows.drop_nulls(f"{stem}_low")).mark_area(opacity=0.15).encode(
         x, alt.Y(f"{stem}_low:Q").title(title), alt.Y2(f"{stem}_high:Q"), _color(colors)
     )  # fmt: skip
     line = alt.Chart(rows).mark_line(point=True).encode(x, y, _color(colors), tooltip=tips)
-    marked = alt.Chart(best).mark_point(size=160, strokeWidth=2).encode(x, y, _color(colors), tooltip=tips)
-    return _spec(alt.layer(band, line, marked), f"{title} by draft length; rings mark the best".capitalize())
+    marked = alt.Chart(ringed).mark_point(size=160, strokeWidth=2).encode(x, y, _color(colors), tooltip=tips)
+    return _spec(alt.layer(band, line, marked), f"{title} by draft length".capitalize())
 
 
 def _priced(rows: pl.DataFrame) -> bool:

@@ -34,3 +34,4 @@ for (const text of document.querySelectorAll(".trace")) {
     told.textContent = `${JSON.stringify(token.textContent)}: from the drafter ${read("--a")}, a round starts here ${read("--s")}`;
   });
 }
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(own => own.open = true));

@@ -11,7 +11,6 @@ import polars as pl
 
 from markov_spec.evaluation import Evaluation, Study
 from markov_spec.evaluation.contender import as_contender
-from markov_spec.evaluation.study import SPREAD_WIDTH
 from markov_spec.report.page import charts
 
 LONGEST_TRACE = 400  # tokens of a rollout that are shown
@@ -49,9 +48,14 @@ def between(low: float | None, high: float | None, form: str = ".4f") -> Cell:
     )
 
 
+def seen(text: str) -> str:
+    """Show control characters, but for tabs and ends of lines, as their pictures."""
+    return "".join(chr(0x2400 + ord(one)) if ord(one) < 32 and one not in "\t\n" else one for one in text)
+
+
 def named(text: str) -> Cell:
     """Show a name."""
-    return Cell(text, text, "named")
+    return Cell(seen(text), seen(text), "named")
 
 
 def contenders(found: Study) -> Table:
@@ -62,11 +66,15 @@ def contenders(found: Study) -> Table:
     benchmarks = parts["benchmark"].unique(maintain_order=True).to_list()
     pooled = dict(zip(parts.select("contender", "benchmark").iter_rows(), parts["pooled"], strict=True))
     results = {result.contender: result for result in found.evaluations}
-    form = ".4f" if compared.measure == "tokens_per_round" else ".4g"
+    priced = compared.measure != "tokens_per_round"
+    form = ".4g" if priced else ".4f"
     rows = []
     for row in compared.contenders.filter(own).to_dicts():
         result = results[row["contender"]]
         figures = [number(row[name], form) for name in ("macro_mean", "request_mean")]
+        if priced:
+            figures += [number(row["speedup"]), between(row["speedup_low"], row["speedup_high"])]
+            figures.append(number(result.pooled_length))
         rows.append(
             [
                 named(row["contender"]), Cell(_rule(result)), number(result.draft_length, "d"),
@@ -74,7 +82,8 @@ def contenders(found: Study) -> Table:
                 *(number(pooled[row["contender"], name], form) for name in benchmarks), Cell(result.exactness),
             ]
         )  # fmt: skip
-    numbers = ("K", "pooled", "interval", "macro mean", "request mean", *benchmarks)
+    numbers = ["K", "price per token" if priced else "pooled", "interval", "macro mean", "request mean"]
+    numbers += ["speed-up", "interval", "tokens per round"] * priced + benchmarks
     columns = (("contender", False), ("rule", False), *((name, True) for name in numbers), ("figures are", False))
     return Table(columns, rows)
 
@@ -83,19 +92,36 @@ def _rule(result: Evaluation) -> str:
     return " ".join([result.rule, *(f"{name}={value}" for name, value in result.settings.items())])
 
 
+def benchmarks(found: Study) -> Table:
+    """A row for each benchmark and contender that charts show, with the ratio to the pair's baseline."""
+    compared = found.comparison
+    form = ".4f" if compared.measure == "tokens_per_round" else ".4g"
+    own = compared.benchmarks.filter((pl.col("measure") == compared.measure) & pl.col("contender").is_in(found.shown))
+    rows = [
+        [
+            named(row["benchmark"]), named(row["contender"]), number(row["prompts"], "d"), number(row["pooled"], form),
+            between(row["pooled_low"], row["pooled_high"], form), number(row["ratio"]),
+            between(row["ratio_low"], row["ratio_high"]),
+        ]
+        for row in own.to_dicts()
+    ]  # fmt: skip
+    titles = ("prompts", "figure", "interval", f"ratio to {compared.primary[1]}", "interval")
+    return Table((("benchmark", False), ("contender", False), *((title, True) for title in titles)), rows)
+
+
 def pairs(found: Study) -> Table:
     """A row for each pair."""
     compared = found.comparison
     own = compared.pairs.filter(pl.col("measure") == compared.measure).head(MOST_ROWS)
-    columns = (
-        ("contender", False), ("against", False), ("ratio", True), ("interval", True), ("bootstrap", True), ("p", True),
-        ("corrected", True), ("verdict", False), ("without one prompt", True),
-    )  # fmt: skip
+    alike = [] if compared.margin is None else ["p of equivalence"]
+    titles = ("ratio", "interval", "bootstrap", "p", "corrected", *alike, "without one prompt")
+    columns = (("contender", False), ("against", False), ("verdict", False), *((title, True) for title in titles))
     rows = [
         [
-            named(row["contender"]), named(row["baseline"]), number(row["ratio"]),
+            named(row["contender"]), named(row["baseline"]), Cell(row["verdict"]), number(row["ratio"]),
             between(row["ratio_low"], row["ratio_high"]), between(row["ratio_bca_low"], row["ratio_bca_high"]),
-            number(row["p"], ".2g"), number(row["p_holm"], ".2g"), Cell(row["verdict"]),
+            number(row["p"], ".2g"), number(row["p_holm"], ".2g"),
+            *(number(row["p_equivalence"], ".2g") for _ in alike),
             between(row["leave_one_out_low"], row["leave_one_out_high"]),
         ]
         for row in own.to_dicts()
@@ -127,32 +153,53 @@ def _percent(variance: float | None) -> float | None:
 
 
 def sweep(found: Study) -> Table:
-    """The best draft length of each drafter, no speculation included."""
-    names, rows = ("pooled_length", "pooled_low", "pooled_high"), []
-    titles = ["best K", "tokens per round", "interval", "wasted drafts a round"]
-    if found.price is not None:
-        titles += ["speed-up", "interval"]
+    """The best draft length of each drafter under the price, no speculation included; without one the longest."""
+    priced = found.price is not None
+    titles = ["best K" if priced else "longest K", "tokens per round", "interval", "wasted drafts a round"]
+    rows = []
     for row in best_lengths(found.sweeps).to_dicts():
-        length, low, high = (row[name] for name in names)
         wasted = row["wasted"] / row["rounds"] if row["rounds"] else None
-        cells = [named(row["contender"]), number(row["draft_length"], "d"), number(length), between(low, high)]
-        cells.append(number(wasted, ".2f"))
-        if found.price is not None:
+        cells = [named(row["contender"]), number(row["draft_length"], "d"), number(row["pooled_length"])]
+        cells += [between(row["pooled_low"], row["pooled_high"]), number(wasted, ".2f")]
+        if priced:
             cells += [number(row["speedup"]), between(row["speedup_low"], row["speedup_high"])]
         rows.append(cells)
+    titles += ["speed-up", "interval"] * priced
     return Table((("drafter", False), *((title, True) for title in titles)), rows)
 
 
 def best_lengths(sweeps: pl.DataFrame) -> pl.DataFrame:
-    """Give the row of the best draft length of each contender of a sweep; of equals the smaller."""
-    by = "speedup" if sweeps["speedup"].null_count() < len(sweeps) else "pooled_length"
-    ranked = sweeps.sort(by, "draft_length", descending=[True, False], nulls_last=True)
+    """Give the row of the best draft length of each drafter by speed-up, of equals the smaller; else the longest."""
+    priced = sweeps["speedup"].null_count() < len(sweeps)
+    by = ["speedup", "draft_length"] if priced else ["draft_length"]
+    ranked = sweeps.sort(by, descending=[True, False] if priced else True, nulls_last=True)
     return ranked.unique("contender", keep="first", maintain_order=True)
 
 
-def attributed(found: Study, name: str, group: Sequence[str]) -> Table:
+def compared_lengths(found: Study) -> pl.DataFrame:
+    """Give the rows of a sweep at which its drafters are compared."""
+    trees = {result.contender for result in found.evaluations if "tree" in result.settings}
+    chains = [result for result in found.evaluations if result.contender in {*found.shown} - trees]
+    names = [str(replace(as_contender(result.contender), draft_length=None)) for result in chains]
+    wanted = {"contender": names, "draft_length": [result.draft_length for result in chains]}
+    own = pl.DataFrame(wanted, schema={"contender": pl.String, "draft_length": pl.Int64})
+    return found.sweeps.join(own.unique(), on=["contender", "draft_length"], how="semi")
+
+
+def classes(found: Study) -> list[tuple[str, Table]]:
+    """The attribution by each kind of token class, under its title."""
+    titles = {
+        "position": "By position in the rollout (tokens)",
+        "entropy": "By entropy of the target (nats)",
+        "margin": "By margin of the target: its best probability less its second",
+        "text": "By text of the token",
+    }
+    kinds = found.attribution.by_class.partition_by("kind", maintain_order=True)
+    return [(titles[own["kind"][0]], attributed(found, own, ("class",))) for own in kinds]
+
+
+def attributed(found: Study, frame: pl.DataFrame, group: Sequence[str]) -> Table:
     """A frame of the attribution: where the baseline takes more rounds than the contender."""
-    frame: pl.DataFrame = getattr(found.attribution, name)
     a, b = found.attribution.contenders
     titles = {"acceptance_a": f"acceptance, {a}", "acceptance_b": f"acceptance, {b}"}
     titles |= {"rounds_a": f"rounds, {a}", "rounds_b": f"rounds, {b}"}
@@ -169,8 +216,8 @@ def attributed(found: Study, name: str, group: Sequence[str]) -> Table:
 
 def starts(found: Study) -> list[dict[str, Any]]:
     """The starts that cost the baseline most, with the text around them."""
-    rows: list[dict[str, Any]] = found.attribution.starts.to_dicts()
-    return rows
+    rows = found.attribution.starts.to_dicts()
+    return [{key: seen(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
 
 
 def traces(found: Study) -> list[dict[str, Any]]:
@@ -193,7 +240,7 @@ def traces(found: Study) -> list[dict[str, Any]]:
 
 
 def _token(row: Mapping[str, Any]) -> dict[str, str]:
-    text = f"<{row['token']}>" if row["text"] is None else row["text"].replace("\n", "\u21b5\n")
+    text = f"<{row['token']}>" if row["text"] is None else seen(row["text"]).replace("\n", "\u21b5\n")
     return {"text": text, "a": f"{row['drafted']:.2f}", "s": f"{row['start']:.2f}"}
 
 
@@ -217,12 +264,13 @@ def figures(found: Study) -> dict[str, dict[str, Any]]:
     own = colors(found)
     results = {result.contender: result for result in found.evaluations}
     shown = [results[name] for name in found.shown]
-    made = {
+    made: dict[str, Any] = {
         "forest": charts.forest(found.comparison),
         "depths": charts.depths(shown, own),
         "accepted": charts.accepted(shown, own),
-        "spread": charts.spread(found.spread, own, SPREAD_WIDTH),
+        "spread": charts.spread(found.spread, own) if len(found.spread) else None,
     }
     if len(found.sweeps):
-        made["sweep"] = charts.sweep(found.sweeps, sweep_colors(found), best_lengths(found.sweeps))
-    return made
+        ringed = compared_lengths(found) if found.price is None else best_lengths(found.sweeps)
+        made["sweep"] = charts.sweep(found.sweeps, sweep_colors(found), ringed)
+    return {name: spec for name, spec in made.items() if spec is not None}
