@@ -102,6 +102,30 @@ def test_no_tolerance_meets_the_exact_value_against_reference(store, contender):
         assert wide.low.sum() < wide.high.sum() and wide.uncertain > 0
 
 
+SOURCES = (
+    "tolerance:nats=0", "tolerance:nats=1e-6", "half", "half:dtype=float16", "lists", "lists:top=5", "target-lists",
+    "lists+target-lists",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("contender", "sources"),
+    [
+        *((name, SOURCES) for name in ("quant5:K=4", "quant5:rule=block", "block", "block:rule=block", "lookup")),
+        ("drop3:rule=independent,m=2", [source for source in SOURCES if "lists" in source]),
+    ],
+)
+def test_recorded_figure_lies_between_the_bounds_against_reference(contender, sources):
+    exact = ms.evaluate(DEMO, contender).rounds
+    for source in sources:
+        found = ms.evaluate_bounds(DEMO, contender, source)
+        assert (found.low <= found.exact).all() and (found.exact <= found.high).all()
+        assert found.exact == pytest.approx(exact, rel=1e-6)  # whose acceptances are float32
+        if not found.uncertain:
+            assert found.high == pytest.approx(found.exact, rel=1e-12) and found.kind == "exact"
+            assert found.low == pytest.approx(found.exact, rel=1e-12)
+
+
 def test_moved_log_probabilities_stay_inside_invariant(store):
     """Every record whose log-probabilities are off by no more than the tolerance has its figure between the bounds."""
     rng = np.random.default_rng(2)
@@ -143,6 +167,7 @@ def test_command_against_reference(capsys):
     [
         ("quant5", "oracle", "bounds: found 'oracle'; allowed: lists, target-lists, tolerance"),
         ("quant5", "lists:depth=3", "allowed settings of lists: top"),
+        ("quant5", "lists:top=1,top=2", "top more than once; allowed: each setting once"),
         ("quant5", "lists:top=21", "found top=21; allowed: 1 to 20"),
         ("quant5", "lists:top=0", "found top=0"),
         ("quant5", "tolerance:nats=-1", "found nats=-1"),

@@ -8,11 +8,12 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from rich.console import Console
+from rich.measure import Measurement
 
 import markov_spec as ms
 from markov_spec.cli import main
 from markov_spec.latency import read_price
-from markov_spec.report import comparison_latex, comparison_markdown, comparison_table
+from markov_spec.report import attribution_table, comparison_latex, comparison_markdown, comparison_table
 from markov_spec.report.sheet import Sheet
 from tests.comparison.studies import vectors
 
@@ -111,6 +112,11 @@ def test_markdown_and_latex_against_reference(capsys, tmp_path, found):
         assert capsys.readouterr().out == (tmp_path / name).read_text() == wanted(found)
         assert main([*WORDS, "--by", "benchmark", "--format", form]) == 0
         assert capsys.readouterr().out == wanted(found, "benchmark")
+    assert comparison_latex(found).count(r"\begin{tabular}") == 2
+    pair = found.pair(*found.primary)
+    ends = f"{pair['ratio_low']:.4f} to {pair['ratio_high']:.4f}"
+    told = f"\n{pair['contender']} & {pair['baseline']} & {pair['ratio']:.4f} & {ends} & {pair['p']:.2g} & "
+    assert told in comparison_latex(found) and told in comparison_latex(found, "benchmark")
     row = found.contenders.row(0, named=True)
     ends = f"{row['pooled_low']:.4f} to {row['pooled_high']:.4f}"
     assert f"\nquant5 & {row['pooled']:.4f} & {ends} & {row['macro_mean']:.4f} & " in comparison_latex(found)
@@ -125,10 +131,10 @@ def test_names_are_escaped_invariant():
     frame = vectors({name: [5.0, 6, 7], "plain\nname": [4.0, 6, 7]}, tokens=[9, 9, 9])
     found = ms.compare_vectors(frame)
     assert r"a\|b\_\*\<i\>\`\\^\~\&%$\#{}\[x\] | 1.5000" in comparison_markdown(found)
-    assert "| plain name |" in comparison_markdown(found) and "\n- note: 3 prompts: " in comparison_markdown(found)
+    assert r"| plain\\nname |" in comparison_markdown(found) and "\n- note: 3 prompts: " in comparison_markdown(found)
     told = r"a\textbar{}b\_*\textless{}i\textgreater{}`\textbackslash{}\textasciicircum{}\textasciitilde{}"
     assert told + r"\&\%\$\#\{\}[x] & 1.5000" in comparison_latex(found)
-    assert "\nplain name & 1.5882 & " in comparison_latex(found)
+    assert "\n" + r"plain\textbackslash{}nname & 1.5882 & " in comparison_latex(found)
     html = found._repr_html_()
     assert "<i>" not in html and "a|b_*&lt;i&gt;`" in html and ">1.5000</td>" in html
     assert html.count("tokens per round; 3 rollouts of 3 prompts, which are resampled.") == 1
@@ -180,12 +186,47 @@ def test_long_names_are_folded_against_closed_form():
         (["quant5", "drop1", "quant5"], "contenders: found quant5 more than once; allowed: each once"),
         (["quant5", "drop1", "--format", "parquet"], "found parquet without a file"),
         (["quant5", "drop1", "--out", "nowhere/x.md"], "folder nowhere does not exist"),
-        (["quant5", "drop1", "--price", "nowhere.csv"], "nowhere.csv"),
+        (["quant5", "drop1", "--price", "nowhere.csv"], "--price: nowhere.csv: No such file"),
         (["quant5", "drop1", "--level", "2"], "--level"),
-        (["quant5", "drop1", "--margin", "0"], "--margin"),
+        (["quant5", "drop1", "--margin", "0"], "'--margin': found 0; allowed: above 0 and below 1, 0.01 for 1 %"),
+        (["quant5", "drop1", "--margin", "5"], "'--margin': found 5; allowed: above 0 and below 1"),
+        (["quant5", "drop1", "--margin", "nan"], "'--margin': found nan"),
+        (["quant5", "drop1", "--resamples", "100000000000"], "less than or equal to 1000000"),
         (["quant5", "--baseline", "nobody"], "found drafter 'nobody'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_invariant(capsys, words, message):
-    assert main(["compare", DEMO, *words]) == (1 if "--price" in words else 2)
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert main(["compare", DEMO, *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_control_characters_are_shown_against_closed_form():
+    name, benchmark = "a\x1b[2J\r\u202e", "b\n\x1b[31m"
+    frame = vectors({name: [5.0, 60], "b": [4.0, 70]}, tokens=[9, 90], benchmark=[benchmark, "plain"])
+    found = ms.compare_vectors(frame)
+    shown = Console(width=200, file=io.StringIO())
+    shown.print(comparison_table(found, "benchmark"))
+    texts = [shown.file.getvalue()]
+    texts += [make(found, by) for make in (comparison_markdown, comparison_latex) for by in (None, "benchmark")]
+    for text in texts:
+        assert all(char.isprintable() or char == "\n" for char in text)
+        unescaped = (
+            text.replace(r"\textbackslash{}", "\\").replace("\\\\", "\\").replace(r"\[", "[").replace(r"\]", "]")
+        )
+        assert r"a\x1b[2J\r\u202e" in unescaped
+    assert r"b\n\x1b[31m" in texts[0]
+
+
+def test_where_fits_a_narrow_terminal_against_reference():
+    narrow = Console(width=60, file=io.StringIO())
+    why = ms.attribute(DEMO, "drop1", "quant5")
+    narrow.print(attribution_table(why))
+    lines = narrow.file.getvalue().splitlines()
+    wanted = Measurement.get(narrow, narrow.options.update(max_width=10_000), attribution_table(why))
+    assert max(map(len, lines)) <= 60 and wanted.minimum <= 60 < wanted.maximum
+    wide = Console(width=200, file=io.StringIO())
+    wide.print(attribution_table(why))
+    told = narrow.file.getvalue().split()
+    ends = ["".join(shown.file.getvalue().split()).count("...") for shown in (narrow, wide)]
+    assert ends[0] == ends[1] > 0  # texts are folded, not cut
+    assert all(told.count(word) >= 1 for word in wide.file.getvalue().split() if word[:1] in "+-0123456789")

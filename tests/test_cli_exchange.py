@@ -121,3 +121,9 @@ def test_an_error_leaves_no_bar_invariant(store, tmp_path, capsys):
     assert main([*words, "--overwrite"]) == 1
     told = capsys.readouterr().err.strip()
     assert told.startswith("error: ") and len(told.splitlines()) == 1
+
+
+def test_export_never_writes_into_the_store_it_reads_invariant(store, capsys):
+    inside = store.path / "drafters" / "x"
+    assert main(["export", str(store.path), "--out", str(inside)]) == 2
+    assert "inside the store that is read" in capsys.readouterr().err and not inside.exists()

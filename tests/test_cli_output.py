@@ -4,13 +4,15 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import markov_spec as ms
 from markov_spec.cli import main
 
 DATA = Path(__file__).parents[1] / "data"
 PRICES = "tokens,ms\n1,30\n6,33\n65,40\n"
-INSIDE = "inside the store that is read; allowed: a file outside of it"
+INSIDE = "inside the store that is read; allowed: a place outside of it"
 
 
 @pytest.fixture
@@ -70,3 +72,30 @@ def test_files_beside_the_store_are_written_against_reference(place, capsys, nam
     )
     assert (place / name).read_text() == capsys.readouterr().out
     assert main(["evaluate", "S", "quant5", "--format", "csv", "--out", "a.xyz"]) == 0
+
+
+def test_control_characters_of_a_store_are_shown_against_closed_form(tmp_path, capsys):
+    benchmark, target = "b\x1b[31m\n\r", "model\x1b]0;x\x07"
+    tokens = np.zeros(40, dtype=int)
+    store = ms.write_store(
+        tmp_path / "run", rollout_ids=["a"], prompt_ids=["p\x1b"], benchmarks=[benchmark], tokens=tokens,
+        indptr=[0, 40], log_p=np.full(40, -0.5), metadata={"target": target},
+        drafters={"d": ms.Drafts("d", "block", "match", np.zeros((40, 2)))},
+    )  # fmt: skip
+    place = str(store.path)
+    commands = [
+        ["evaluate", place, "--by", "benchmark"],
+        ["evaluate", place, "--by", "benchmark", "--format", "markdown"],
+        ["evaluate", place, "--by", "benchmark", "--format", "latex"],
+        ["evaluate", place, "--by", "benchmark", "--bounds", "tolerance:nats=0"],
+        ["proxies", place, "--by", "benchmark"],
+        ["compare", place, "d", "d:K=1", "--by", "benchmark", "--where", "--resamples", "9"],
+    ]
+    for words in commands:
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert all(char.isprintable() or char == "\n" for char in told)
+        assert r"b\x1b[31m\n\r" in told.replace(r"\textbackslash{}", "\\").replace("\\\\", "\\").replace(r"\[", "[")
+    assert main(["info", place]) == 0
+    told = capsys.readouterr().out
+    assert r"model\x1b]0;x\x07" in told and all(char.isprintable() or char == "\n" for char in told)

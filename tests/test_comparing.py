@@ -7,7 +7,8 @@ from polars.testing import assert_frame_equal
 
 import markov_spec as ms
 from markov_spec import _jit
-from markov_spec.latency import Affine
+from markov_spec.comparison.cells import basis
+from markov_spec.latency import Affine, Table
 from tests.comparison.studies import vectors
 
 DEMO = "data/demo"
@@ -52,7 +53,59 @@ def test_all_drafters_by_default_and_refusals_invariant():
     assert set(found.contenders["contender"]) == set(ms.open_store(DEMO).drafters)
     with pytest.raises(ValueError, match="found drafter 'nobody'"):
         ms.compare(DEMO, ["nobody"])
+    with pytest.raises(ms.RequestError, match=r"found drop1; allowed: two or more, .*drop1:K=1-8 .*drop1:rule=none"):
+        ms.compare(DEMO, ["drop1"])
+    for wrong in ("drop1", ms.Contender("drop1"), 5):
+        with pytest.raises(ms.RequestError, match=r"contenders: found .*; allowed: a list of them, such as \['quant5'"):
+            ms.compare(DEMO, wrong)
     assert np.isfinite(ms.required_prompts(found)["prompts"].to_numpy()).any()
+
+
+def test_best_is_compared_with_another_drafter_against_reference():
+    lengths = [f"{name}:K={k}" for name in ("drop1", "quant5") for k in (7, 8)]
+    found = ms.compare(DEMO, lengths, resamples=9)
+    assert found.primary == ("drop1:K=8", "quant5:K=8") and found.benchmarks["baseline"].drop_nulls()[0] == "quant5:K=8"
+    assert ms.compare(DEMO, lengths[:2], resamples=9).primary == ("drop1:K=8", "drop1:K=7")
+
+
+class InMilliseconds:
+    unit = "milliseconds"
+
+    def of(self, depth, drafted, context):
+        return 20.0 + 0.5 * drafted + 0 * context
+
+
+def test_unit_of_a_price_is_told_against_closed_form():
+    found = ms.compare(DEMO, ["quant5:K=2", "drop1:K=2"], price=InMilliseconds(), resamples=9)
+    assert found.price_unit == "milliseconds" and " milliseconds per token, " in found.headline
+    assert basis(found).startswith("milliseconds per token; 128 rollouts of 64 prompts")
+    lengths = ms.compare(DEMO, ["quant5:K=2", "drop1:K=2"], price=InMilliseconds(), unit="rounds", resamples=9)
+    assert basis(lengths).startswith("tokens per round; ") and " tokens per round, " in lengths.headline
+    assert basis(ms.compare(DEMO, ["block:K=2", "block"], price=Affine(1.0), resamples=9)).startswith(
+        "price per token; "
+    )
+
+
+def test_what_a_table_does_not_price_is_told_invariant():
+    told = (
+        "the price has no per_depth, so drafting costs the same whatever the drafter and K; FILE?per_depth=0.006 adds "
+    )
+    flat = Table([1, 9], [1.0, 1.2], between="stair")
+    deep = Table([1, 9], [1.0, 1.2], between="stair", per_depth=0.1)
+    for names, price, wanted in (
+        (["quant5:K=2", "quant5:K=3"], flat, True),
+        (["block", "lookup:K=2"], flat, True),
+        (["block", "block:K=2"], flat, False),
+        (["block", "lookup:rule=none"], flat, False),
+        (["quant5:K=2", "block"], deep, False),
+        (["quant5:K=2", "block"], Affine(1.0), False),
+        (["quant5:K=2", "block"], None, False),
+    ):
+        found = ms.compare(DEMO, names, price=price, resamples=9)
+        assert any(note.startswith(told) for note in found.notes) == wanted
+    message = r"contender block: option price: drafted \+ 1: found 9; allowed: 1 to 5, as the table lists"
+    with pytest.raises(ms.RequestError, match=message):
+        ms.compare(DEMO, ["block:K=4", "block"], price=Table([1, 5], [1.0, 1.2], between="stair"))
 
 
 def test_one_figure_has_one_interval_against_reference():

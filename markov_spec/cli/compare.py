@@ -12,9 +12,9 @@ import typer
 from rich.console import Console, Group
 
 from markov_spec.cli.evaluate import FIRST_START, Contenders, Out, chosen_contenders
-from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, refuse_overwriting, show, show_frame
+from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, price_of, refuse_overwriting, show, show_frame
+from markov_spec.comparison.compare import MOST_RESAMPLES
 from markov_spec.evaluation import attribute, compare, study
-from markov_spec.latency import read_price
 from markov_spec.report import (
     attribution_json,
     attribution_table,
@@ -28,26 +28,42 @@ from markov_spec.report import (
 from markov_spec.store import open_store
 
 
+def _check_margin(margin: float | None) -> float | None:
+    if margin is not None and not 0 < margin < 1:
+        raise typer.BadParameter(f"found {margin:g}; allowed: above 0 and below 1, 0.01 for 1 %")
+    return margin
+
+
 @app.command("compare")
 def compare_command(
     store: StorePath,
     contenders: Contenders = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="CONTENDER", help="What the others are compared with; else the best with the runner-up."),
+        typer.Option(
+            metavar="CONTENDER",
+            help="What the others are compared with; else the best with the best of another drafter.",
+        ),
     ] = None,
     price: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Prices of a round, CSV or JSON, as of [b]trees[/b]: who is cheapest is best."
+            metavar="FILE",
+            help="Prices of a round, CSV or JSON, as of [b]trees[/b]: who is cheapest is best. "
+            "[b]FILE?per_depth=0.006[/b] adds a pass of an autoregressive drafter for each depth.",
         ),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(min=1e-9, help="Relative difference that does not matter, 0.01 for 1 %: tests equivalence."),
+        typer.Option(
+            callback=_check_margin,
+            help="Relative difference that does not matter, 0.01 for 1 %: tests equivalence, and moves near-ties.",
+        ),
     ] = None,
     level: Annotated[float, typer.Option(min=0.01, max=0.9999, help="Confidence of the intervals.")] = 0.95,
-    resamples: Annotated[int, typer.Option(min=1, help="Draws of the bootstrap and of sign flips.")] = 9999,
+    resamples: Annotated[
+        int, typer.Option(min=1, max=MOST_RESAMPLES, help="Draws of the bootstrap and of sign flips.")
+    ] = 9999,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; equal seeds give equal results.")] = 0,
     first_start: Annotated[Literal["0", "1"], typer.Option(help=FIRST_START)] = "0",
     by: Annotated[
@@ -71,13 +87,18 @@ def compare_command(
     [b]pooled[/b] is tokens per expected round; its interval, and that of the [b]ratio[/b],
     says what other prompts of this kind would give. [b]p[/b] is by sign flips of whole
     prompts, [b]corrected[/b] by Holm over the pairs with the baseline, else over all.
-    [b]verdict[/b]: better, worse, near-tie, equivalent (under --margin) or undecided.
+    [b]verdict[/b]: [b]near-tie[/b] if the interval of the ratio comes within 1 % of 1 (within
+    --margin, if given) and goes no farther than 10 %: the difference may be too
+    small to matter, whether or not it is shown; [b]equivalent[/b] if certainly within
+    --margin; [b]better[/b] or [b]worse[/b] if interval and corrected p both say so; else
+    [b]undecided[/b].
+
     JSON and CSV add macro and request means, bootstrap intervals and what one
-    prompt moves. CSV and Parquet are of pairs, LaTeX of contenders, or, with
-    [b]--by benchmark[/b], of benchmarks.
+    prompt moves. CSV and Parquet are of pairs (of benchmarks with [b]--by benchmark[/b]),
+    LaTeX of contenders (or benchmarks) and pairs.
 
     With [b]--price[/b] figures are the expected [b]price[/b] of a token, and less is better;
-    [b]speed-up[/b] is the price of no speculation over it.
+    [b]speed-up[/b] is the price of no speculation over it. Times are read as seconds.
 
     For example:
 
@@ -94,10 +115,9 @@ def compare_command(
     refuse_overwriting(report, store, price, option="--report")
     opened = open_store(store)
     chosen = chosen_contenders(opened, contenders, None, None)
-    cost = None if price is None else read_price(price)
     options: dict[str, Any] = {
-        "baseline": baseline, "price": cost, "margin": margin, "level": level, "resamples": resamples, "rng": seed,
-        "first_start": int(first_start),
+        "baseline": baseline, "price": price_of(price), "margin": margin, "level": level, "resamples": resamples,
+        "rng": seed, "first_start": int(first_start),
     }  # fmt: skip
     if where and form not in ("table", "json"):
         raise typer.BadParameter(f"found {form}; allowed with --where: table, json", param_hint="--format")

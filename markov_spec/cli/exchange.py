@@ -9,7 +9,7 @@ import typer
 from rich.filesize import decimal
 
 from markov_spec.cli.interruption import interruptible
-from markov_spec.cli.output import StorePath, app
+from markov_spec.cli.output import StorePath, app, refuse_inside
 from markov_spec.sources import export_jsonl, export_parquet, import_jsonl
 from markov_spec.sources.exchange.faults import grouped
 
@@ -87,6 +87,7 @@ def export_command(
 
     markov-spec export data/demo --out files --format parquet
     """
+    refuse_inside(out, store)
     write = export_jsonl if format == "jsonl" else export_parquet
     with interruptible(lambda: NOTHING):
         folder = write(store, out, drafters=drafter, overwrite=overwrite)

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
+from markov_spec.latency import Price, read_price
 from markov_spec.store.install import leftovers
 
 app = typer.Typer(
@@ -88,11 +89,9 @@ def refuse_overwriting(path: Path | None, store: Path, *others: Path | str | Non
     """
     if path is None:
         return
-    real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(store))
-    told = None
-    if real == folder or folder in real.parents:
-        told = f"found {path}, inside the store that is read; allowed: a file outside of it"
-    elif any(other is not None and _same_file(real, other) for other in others):
+    refuse_inside(path, store, option=option)
+    real, told = Path(os.path.realpath(path)), None
+    if any(other is not None and _same_file(real, other) for other in others):
         told = f"found {path}, which is read or written, too; allowed: another file"
     elif not path.parent.is_dir():
         told = f"folder {path.parent} does not exist"
@@ -102,9 +101,35 @@ def refuse_overwriting(path: Path | None, store: Path, *others: Path | str | Non
         raise typer.BadParameter(told, param_hint=option)
 
 
+def refuse_inside(path: Path, store: Path, *, option: str = "--out") -> None:
+    """Refuse to write where the store lies that is read."""
+    real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(store))
+    if real == folder or folder in real.parents:
+        told = f"found {path}, inside the store that is read; allowed: a place outside of it"
+        raise typer.BadParameter(told, param_hint=option)
+
+
 def _same_file(real: Path, other: Path | str) -> bool:
     named = Path(os.path.realpath(other.partition("?")[0] if isinstance(other, str) else other))
     return real == named or (real.exists() and named.exists() and real.samefile(named))
+
+
+def price_of(source: str | None) -> Price | None:
+    """Read the price that --price names; None is none.
+
+    Raises
+    ------
+    typer.BadParameter
+        If the file cannot be read.
+    ValueError
+        As `read_price`.
+    """
+    if source is None:
+        return None
+    try:
+        return read_price(source)
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}", param_hint="--price") from error
 
 
 def show_frame(frame: pl.DataFrame, form: str, out: Path | None) -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from markov_spec.arrays import RequestError
 from markov_spec.cli.evaluate import FIRST_START, Form, Out, form_of
-from markov_spec.cli.output import StorePath, app, refuse_overwriting, show
+from markov_spec.cli.output import StorePath, app, price_of, refuse_overwriting, show
 from markov_spec.drafting import BUILDERS, BestFirst
 from markov_spec.evaluation import (
     LEARNED_HERE,
@@ -26,7 +26,7 @@ from markov_spec.evaluation import (
     optimal_budget,
     tree_calibration,
 )
-from markov_spec.latency import Table, read_price
+from markov_spec.latency import Table
 from markov_spec.report import calibration_table, curve_table, optimum_table
 from markov_spec.store import open_store
 
@@ -113,7 +113,7 @@ def curve_command(
     opened, start = open_store(store), int(first_start)
     if holdout is not None and price is None:
         raise typer.BadParameter("a budget is chosen by its price: give --price, too", param_hint="--holdout")
-    cost = None if price is None else read_price(price)
+    cost = price_of(price)
     sizes = _default_sizes(cost) if budgets is None else _sizes(budgets)
     curve = budget_curve(opened, contender, budgets=sizes, price=cost, first_start=start)
     best = None

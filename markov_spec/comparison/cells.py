@@ -1,7 +1,9 @@
-"""A comparison in texts that people read: titles and rows of its tables, in its own measure."""
+"""A comparison in texts that people read: titles and rows of its tables, in its own measure; and tables of HTML."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -79,7 +81,15 @@ def benchmark_cells(found: Comparison) -> Cells:
 def basis(found: Comparison) -> str:
     """Say what the figures are, and of what."""
     counts = (f"{count} {what}{'s' * (count != 1)}" for count, what in _counts(found))
-    return f"{found.measure.replace('_', ' ')}; {' of '.join(counts)}, which are resampled."
+    drawn = "which are resampled" if found.prompts > 1 else "so nothing is resampled and nothing tested"
+    return f"{unit(found)}; {' of '.join(counts)}, {drawn}."
+
+
+def unit(found: Comparison) -> str:
+    """Say what a figure is: tokens per round, or the price of a token in its unit, if that is known."""
+    if found.measure == LENGTH or found.price_unit is None:
+        return found.measure.replace("_", " ")
+    return f"{found.price_unit} per token"
 
 
 def figure(value: float | None, measure: Name = LENGTH) -> str:
@@ -87,6 +97,23 @@ def figure(value: float | None, measure: Name = LENGTH) -> str:
     if value is None:
         return NONE
     return f"{value:.4f}" if measure == LENGTH else f"{value:#.4g}".rstrip(".")
+
+
+def html_lines(lines: Iterable[str]) -> str:
+    """Give a paragraph of HTML for each line."""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def html_table(cells: Cells) -> str:
+    """Give a table of HTML, which scrolls where it is too wide."""
+    styles = [f"text-align: {'left' if side == 'l' else 'right'}; white-space: nowrap" for side in cells.align]
+    rows = [
+        "".join(f'<{tag} style="{style}">{escape(one)}</{tag}>' for style, one in zip(styles, row, strict=True))
+        for tag, row in [("th", cells.titles), *(("td", row) for row in cells.rows)]
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
+    table = f'<table class="dataframe"><thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x: auto">{table}</div>'
 
 
 def _counts(found: Comparison) -> tuple[tuple[int, str], ...]:

@@ -16,6 +16,8 @@ from markov_spec.comparison.result import Comparison
 from markov_spec.comparison.vectors import Texts, read_vectors
 from markov_spec.comparison.winners import BENCHMARKS, WINNERS, benchmark_rows, notes, ranked, winner_rows
 
+MOST_RESAMPLES = 1_000_000  # of 8 bytes for each contender and measure
+
 
 def compare_vectors(
     frame: pl.DataFrame,
@@ -52,6 +54,8 @@ def compare_vectors(
             Of the figures, such as ``"exact"`` or ``"bound"``: told on.
         variance, price_variance : number, optional
             Of rounds and price, given the rollout: decoding luck.
+        family : name, optional
+            What the contender is a setting of, such as its drafter: the best is compared with the best of another one.
         expected_inverse : number, optional
             ``E[1/R]`` of the rollout, for the request mean.
         plain_price : number, optional
@@ -59,7 +63,8 @@ def compare_vectors(
 
         Other columns are not read; the order of the rows has no meaning, but contenders are listed as they appear.
     baseline : str, optional
-        What the best of the others is compared with. Without it the best is compared with the runner-up.
+        What the best of the others is compared with. Without it the best is compared with the best of another family,
+        or with the runner-up where all are of one.
     unit : {"rounds", "price"}, optional
         What decides who is best; rounds, if there are any. All is computed of both.
     texts : {"same", "own"}
@@ -68,9 +73,9 @@ def compare_vectors(
     level : float
         Of confidence, above 0 and below 1.
     margin : float, optional
-        Relative difference that does not matter, 0.01 for 1 %: asks whether each pair is equivalent within it.
+        Relative difference that does not matter, below 1, 0.01 for 1 %: asks whether each pair is equivalent within it.
     resamples : int
-        Draws of the bootstrap, and of the sign flips where they are not all enumerated.
+        Draws of the bootstrap, and of the sign flips where they are not all enumerated; a million at most.
     rng : int or numpy.random.Generator
         Seed of the draws. Results of one seed are equal to the bit, at any number of threads.
 
@@ -86,8 +91,8 @@ def compare_vectors(
         without one prompt (``leave_one_out_prompt`` moves it most); ``decisive_prompt``, if more than half of the
         ratio's variance comes from one, and it is no near-tie.
         ``verdict`` is ``equivalent`` if that test is passed; ``near-tie`` if the interval of the ratio comes within 1 %
-        of 1 and goes no farther than 10 %; ``better`` or ``worse`` if ``p_holm`` and the interval say so; else
-        ``undecided``.
+        of 1, or within ``margin``, and goes no farther than 10 %: the difference may be too small to matter, be it
+        shown or not; ``better`` or ``worse`` if ``p_holm`` and the interval say so; else ``undecided``.
         ``contenders`` has the pooled figure, macro mean, request mean and plug-in request mean (equal if rounds were
         measured) of each, its ``speedup`` over no speculation if prices without it are given, and the ``exactness``
         that it was told; ``benchmarks`` the figures of each benchmark and the ratio to the baseline; ``winners`` who is
@@ -95,7 +100,8 @@ def compare_vectors(
         one run of real decoding would have into ``prompts``, ``rollouts_apart`` (each engine's own texts; the
         contenders' joint ones make ``rollouts``) and ``luck``; ``evaluated`` is that of this comparison, ``removed``
         the share it has not, ``equivalent_runs`` how many runs attain it; null without variances, or where a prompt has
-        one rollout.
+        one rollout. Of one prompt nothing is tested; intervals of pooled figures and macro means that would reach 0, as
+        of two unlike prompts, are null.
 
     Raises
     ------
@@ -122,7 +128,7 @@ def compare_vectors(
     >>> found.pairs.select("ratio_bca_low", "ratio_bca_high", "leave_one_out_prompt").row(0)
     (1.0598, 1.1282, 'q7')
     """
-    _check(level, margin, resamples)
+    _check(level, margin, resamples, rng)
     vectors = read_vectors(frame, texts)
     found = measures(vectors)
     main = _main(found, unit)
@@ -130,7 +136,7 @@ def compare_vectors(
     order = ranked(main.values(), main.sign)
     pairs = _pairs(order, base)
     best = [c for c in order if c != base]
-    primary = (best[0], order[1] if base is None else base)
+    primary = (best[0], _other(order, vectors.families) if base is None else base)
     asked = Asked(vectors.contenders, vectors.prompts, base, texts, level, margin, resamples, vectors.exactness)
     stream = np.random.default_rng(rng)
     rows: dict[str, list[dict[str, Any]]] = {
@@ -160,13 +166,29 @@ def compare_vectors(
     )
 
 
-def _check(level: float, margin: float | None, resamples: int) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level: found {level}; allowed: above 0 and below 1")
-    if margin is not None and not 0 < margin < np.inf:
-        raise ValueError(f"margin: found {margin}; allowed: None, or a finite number above 0")
-    if isinstance(resamples, bool) or not isinstance(resamples, int | np.integer) or resamples < 1:
-        raise ValueError(f"resamples: found {resamples!r}; allowed: an integer of 1 or more")
+def _check(level: float, margin: float | None, resamples: int, rng: int | np.random.Generator) -> None:
+    if not _is_share(level):
+        raise ValueError(f"level: found {level!r}; allowed: a number above 0 and below 1, 0.95 for 95 %")
+    if margin is not None and not _is_share(margin):
+        raise ValueError(f"margin: found {margin!r}; allowed: None, or a number above 0 and below 1, 0.01 for 1 %")
+    if not _is_count(resamples) or not 1 <= resamples <= MOST_RESAMPLES:
+        raise ValueError(f"resamples: found {resamples!r}; allowed: an integer from 1 to {MOST_RESAMPLES}")
+    if not isinstance(rng, np.random.Generator) and not (_is_count(rng) and rng >= 0):
+        raise ValueError(f"rng: found {rng!r}; allowed: an integer of 0 or more, or a numpy.random.Generator")
+
+
+def _is_share(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and 0 < value < 1
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _other(order: list[int], families: tuple[str, ...]) -> int:
+    """Find the best contender of another family than the best one's, or the runner-up where there is none."""
+    return next((c for c in order if families[c] != families[order[0]]), order[1])
 
 
 def _main(found: list[Measure], unit: str | None) -> Measure:

@@ -15,7 +15,7 @@ from markov_spec.comparison.ratio import around
 from markov_spec.comparison.resampling import bca_interval, holm, sign_flip_p
 from markov_spec.comparison.vectors import Array, Texts
 
-NEAR, FAR = 0.01, 0.1  # an interval that comes this near to equality, and goes no farther, is a near-tie
+NEAR, FAR = 0.01, 0.1  # an interval that comes so near to equality, or within a margin, and no farther is a near-tie
 DECISIVE = 0.5  # share of the squared moves that is one prompt's
 Verdict = Literal["better", "worse", "near-tie", "equivalent", "undecided"]
 
@@ -83,10 +83,10 @@ def contender_rows(measure: Measure, drawn: Drawn, asked: Asked) -> list[dict[st
         largest = int(np.argmax(by_prompt[c]))
         rows.append(
             {"measure": measure.name, "contender": name, "tokens": fsum(tokens[c]), "total": fsum(totals[c])}
-            | _around("pooled", values[c], error, asked.level)
+            | positive_around("pooled", values[c], error, asked.level)
             | _bca("pooled", again[c], values[c], left[c], asked)
             | {"macro_mean": macro[c]}
-            | {key: value for key, value in _around("macro", macro[c], spread, asked.level).items() if key != "macro"}
+            | {k: value for k, value in positive_around("macro", macro[c], spread, asked.level).items() if k != "macro"}
             | {"request_mean": measure.request_mean[c], "plug_in_request_mean": measure.plug_in_request_mean[c]}
             | _left_out(left[c], values[c], asked)
             | {
@@ -118,8 +118,8 @@ def pair_rows(measure: Measure, pairs: list[tuple[int, int]], drawn: Drawn, aske
     left = measure.left_out()
     rows = [_pair(measure, a, b, left, drawn, asked) for a, b in pairs]
     found = np.array([row["p"] for row in rows])
-    corrected = holm(found)
-    if asked.baseline is not None:
+    corrected = found if len(asked.prompts) < 2 else holm(found)
+    if asked.baseline is not None and len(asked.prompts) > 1:
         family = np.array([asked.baseline in pair for pair in pairs])
         corrected[family] = holm(found[family])
     for (a, b), row, p in zip(pairs, rows, corrected.tolist(), strict=True):
@@ -139,6 +139,7 @@ def _pair(measure: Measure, a: int, b: int, left: Array, drawn: Drawn, asked: As
     top, bottom = measure.sums
     flips, flops = drawn.flipped
     p, exact = sign_flip_p((top[a], top[b]), (bottom[a], bottom[b]), (flips[a], flips[b], flops[a], flops[b]))
+    p = p if len(asked.prompts) > 1 else np.nan  # an exchange of all prompts tells nothing
     spread = measure.apart(macro_moved[a] - macro_moved[b])
     return (
         {"measure": measure.name, "contender": asked.names[a], "baseline": asked.names[b]}
@@ -159,6 +160,12 @@ def _pair(measure: Measure, a: int, b: int, left: Array, drawn: Drawn, asked: As
 def _around(name: str, value: float, estimate: Estimate, level: float) -> dict[str, float]:
     reach = estimate.reach(level)
     return {name: value, f"{name}_low": value - reach, f"{name}_high": value + reach, f"{name}_error": estimate.error}
+
+
+def positive_around(name: str, value: float, estimate: Estimate, level: float) -> dict[str, float]:
+    """Give a figure, its error and the ends of its interval, NaN where that would reach 0, which no figure does."""
+    found = _around(name, value, estimate, level)
+    return found if found[f"{name}_low"] > 0 else found | {f"{name}_low": np.nan, f"{name}_high": np.nan}
 
 
 def _about(name: str, ratio: float, estimate: Estimate, level: float) -> dict[str, float]:
@@ -229,7 +236,7 @@ def _verdict(row: dict[str, Any], sign: int, asked: Asked) -> Verdict:
     if np.isnan(ends).any():
         return "undecided"
     nearest = 0.0 if ends[0] <= 1 <= ends[1] else min(abs(np.log(ends)))
-    if nearest <= np.log1p(NEAR) and max(abs(np.log(ends))) <= np.log1p(FAR):
+    if nearest <= np.log1p(asked.margin or NEAR) and max(abs(np.log(ends))) <= np.log1p(FAR):
         return "near-tie"
     if row["p_holm"] > 1 - asked.level or nearest == 0:
         return "undecided"

@@ -20,7 +20,8 @@ from markov_spec.comparison.vectors import Array
 class RatioInterval(NamedTuple):
     """A quotient of sums, and the ends of its interval; None where there is none.
 
-    Without a denominator there is no quotient; of one prompt, or where one has the whole denominator, no interval.
+    Without a denominator there is no quotient. There is no interval of one prompt, where one has the whole denominator,
+    or where that of values of 0 or more would reach 0, as of two unlike prompts.
     """
 
     ratio: float | None
@@ -94,4 +95,6 @@ def around(ratio: float, top: Array, bottom: Array, level: float) -> tuple[float
     if left_out.size < 2 or not np.isfinite(left_out).all():
         return None, None
     reach = varied(moves(left_out)).reach(level)
+    if min(top.min(), bottom.min()) >= 0 and reach >= ratio > 0:
+        return None, None  # no such quotient is 0 or less
     return ratio - reach, ratio + reach

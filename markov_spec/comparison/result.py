@@ -8,13 +8,23 @@ from typing import Any
 
 import polars as pl
 
-from markov_spec.comparison.cells import MOST_PAIRS, Cells, basis, contender_cells, figure, pair_cells
+from markov_spec.comparison.cells import (
+    MOST_PAIRS,
+    basis,
+    contender_cells,
+    figure,
+    html_lines,
+    html_table,
+    pair_cells,
+    unit,
+)
 from markov_spec.comparison.measures import Name
+from markov_spec.comparison.pairs import NEAR
 
 OPENING = {
     "better": "{contender} is better than {baseline}",
     "worse": "{contender} is worse than {baseline}",
-    "near-tie": "Near-tie of {contender} and {baseline}",
+    "near-tie": "Near-tie of {contender} and {baseline} (may be below {near:.2g} %)",
     "equivalent": "{contender} and {baseline} are equivalent within {margin:.2g} %",
     "undecided": "No difference shown between {contender} and {baseline}",
 }
@@ -37,6 +47,8 @@ class Comparison:
         Of each contender, with something to decode.
     level : float
     margin : float or None
+    price_unit : str or None
+        Of a price, such as ``"seconds"``, if it is known.
     notes : tuple of str
         What the figures do not say by themselves.
     """
@@ -54,6 +66,7 @@ class Comparison:
     level: float
     margin: float | None
     notes: tuple[str, ...]
+    price_unit: str | None = None
 
     def pair(self, contender: str, baseline: str) -> dict[str, Any]:
         """Give the row of a pair, in the comparison's own measure.
@@ -83,10 +96,10 @@ class Comparison:
     def headline(self) -> str:
         """The primary pair in a sentence."""
         row = self.pair(*self.primary)
-        told = OPENING[row["verdict"]].format(**row | {"margin": 100 * (self.margin or 0)})
+        near = 100 * (self.margin or NEAR)
+        told = OPENING[row["verdict"]].format(**row | {"margin": near, "near": near})
         values = (figure(row[name], self.measure) for name in ("value", "baseline_value"))
-        unit = self.measure.replace("_", " ")
-        return f"{told}: {' against '.join(values)} {unit}, {self._effect(row)}{self._chance(row)}"
+        return f"{told}: {' against '.join(values)} {unit(self)}, {self._effect(row)}{self._chance(row)}"
 
     def _effect(self, row: dict[str, Any]) -> str:
         ends = [row[name] for name in ("ratio", "ratio_low", "ratio_high") if row[name] is not None]
@@ -97,6 +110,8 @@ class Comparison:
         return f"{shown[0]} % ({told})"
 
     def _chance(self, row: dict[str, Any]) -> str:
+        if row["p"] is None:
+            return ", not tested: one prompt"
         names = self.contenders["contender"].n_unique()
         count = names * (names - 1) // 2 if self.baseline is None else names - 1
         corrected = f", {row['p_holm']:.2g} corrected for {count} pairs" if count > 1 else ""
@@ -118,16 +133,4 @@ class Comparison:
         cells = contender_cells(self), pair_cells(self, MOST_PAIRS)
         left = self.pairs.filter(pl.col("measure") == self.measure).height - MOST_PAIRS
         lines = [basis(self)] + [f"{left} more pairs in .pairs"] * (left > 0) + [f"note: {note}" for note in self.notes]
-        told = "".join(f"<p>{escape(line)}</p>" for line in lines)
-        return f"<p><strong>{escape(self.headline)}</strong></p>{''.join(map(_table, cells))}{told}"
-
-
-def _table(cells: Cells) -> str:
-    styles = [f"text-align: {'left' if side == 'l' else 'right'}; white-space: nowrap" for side in cells.align]
-    rows = [
-        "".join(f'<{tag} style="{style}">{escape(one)}</{tag}>' for style, one in zip(styles, row, strict=True))
-        for tag, row in [("th", cells.titles), *(("td", row) for row in cells.rows)]
-    ]
-    body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
-    table = f'<table class="dataframe"><thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div style="overflow-x: auto">{table}</div>'
+        return f"<p><strong>{escape(self.headline)}</strong></p>{''.join(map(html_table, cells))}{html_lines(lines)}"

@@ -15,8 +15,10 @@ Texts = Literal["same", "own"]
 IDS = ("contender", "rollout", "prompt")
 QUANTITIES = ("rounds", "price")
 OPTIONAL = ("variance", "price_variance", "expected_inverse", "plain_price")
-NAMES = ("benchmark", "text", "setting", "exactness")
+NAMES = ("benchmark", "text", "setting", "exactness", "family")
+TIMES = ("seconds", "milliseconds", "ms", "time", "latency", "duration")
 MOST_SHOWN = 8
+MOST = 1e100  # whose sums and their squares are numbers still
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Vectors:
     tokens : ndarray, (C, R)
     exactness : tuple of str, (C,), or None
         Of each contender's figures, as it was told.
+    families : tuple of str, (C,)
+        Of each contender; its own name if no family was told.
     rounds, price, variance, price_variance, expected_inverse, plain_price : ndarray, (C, R), or None
     """
 
@@ -50,6 +54,7 @@ class Vectors:
     idle: int
     tokens: Array
     exactness: tuple[str, ...] | None
+    families: tuple[str, ...]
     rounds: Array | None
     price: Array | None
     variance: Array | None
@@ -90,6 +95,7 @@ def read_vectors(frame: pl.DataFrame, texts: Texts) -> Vectors:
         texts=texts,
         idle=int(np.sum(~kept)),
         exactness=_labels(parts),
+        families=_families(names, parts),
         **{name: None if value is None else value[:, chosen] for name, value in values.items()},  # type: ignore[arg-type] # each has its own
     )
 
@@ -102,7 +108,7 @@ def _checked(frame: pl.DataFrame) -> pl.DataFrame:
         found = ", ".join(frame.columns)
         raise ValueError(
             f"frame: found columns {found}, without {', '.join(missing)}; allowed: {', '.join((*IDS, 'tokens'))}, one "
-            f"of {', '.join(QUANTITIES)} or both, and if wanted {', '.join((*NAMES, *OPTIONAL))}"
+            f"of {', '.join(QUANTITIES)} or both, and if wanted {', '.join((*NAMES, *OPTIONAL))}{_hint(frame)}"
         )
     strings = [name for name in (*IDS, *NAMES) if name in frame.columns]
     numbers = [name for name in ("tokens", *QUANTITIES, *OPTIONAL) if name in frame.columns]
@@ -118,16 +124,23 @@ def _checked(frame: pl.DataFrame) -> pl.DataFrame:
     for name in numbers:
         # A rollout of nothing to decode has no mean.
         idle = (rows["tokens"] == 0) & rows[name].is_nan() if name == "expected_inverse" else pl.Series([False])
-        bad = ~((rows[name] >= 0) & rows[name].is_finite() | idle)
+        bad = ~((rows[name] >= 0) & (rows[name] <= MOST) | idle)
         if bad.any():
             found = rows.filter(bad)[name][0]
-            raise ValueError(f"{_row(rows, bad, name)}: found {found:g}; allowed: a finite number of 0 or more")
+            raise ValueError(f"{_row(rows, bad, name)}: found {found:g}; allowed: a number from 0 to {MOST:g}")
     if "rounds" in numbers:
         bad = (rows["tokens"] > 0) & (rows["rounds"] == 0)
         if bad.any():
             found = rows.filter(bad)["tokens"][0]
             raise ValueError(f"{_row(rows, bad, 'rounds')}: found 0 for {found:g} tokens; allowed: some for any token")
     return rows
+
+
+def _hint(frame: pl.DataFrame) -> str:
+    times = [name for name in frame.columns if name.lower() in TIMES]
+    if not times or set(QUANTITIES) & set(frame.columns):
+        return ""
+    return f"; a time is a price: frame.rename({{{times[0]!r}: 'price'}})"
 
 
 def _row(frame: pl.DataFrame, bad: pl.Series, name: str) -> str:
@@ -206,6 +219,16 @@ def _labels(parts: list[pl.DataFrame]) -> tuple[str, ...] | None:
     if "exactness" not in parts[0].columns:
         return None
     return tuple(", ".join(part["exactness"].unique().sort()) for part in parts)
+
+
+def _families(names: tuple[str, ...], parts: list[pl.DataFrame]) -> tuple[str, ...]:
+    if "family" not in parts[0].columns:
+        return names
+    for name, part in zip(names, parts, strict=True):
+        if part["family"].n_unique() > 1:
+            found = _listed(map(repr, part["family"].unique().sort()))
+            raise ValueError(f"family: contender {name!r}: found {found}; allowed: one for each contender")
+    return tuple(part["family"][0] for part in parts)
 
 
 def _busy(values: dict[str, Array | None], prompt: Array, count: int) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from markov_spec.comparison.measures import LENGTH, Measure, divided, logs, moves, varied
-from markov_spec.comparison.pairs import Asked
+from markov_spec.comparison.pairs import Asked, positive_around
 from markov_spec.comparison.vectors import Array, Vectors
 
 TIED = 1e-12  # relative, so that rounding makes no winner
@@ -52,11 +52,15 @@ def benchmark_rows(measure: Measure, vectors: Vectors, asked: Asked, baseline: i
         for c, name in enumerate(asked.names):
             reach = varied(moves(left[c]))
             apart = varied(moves(logs(divided(left[c], left[baseline]))))
-            width, ratio = reach.reach(asked.level), values[c] / values[baseline]
+            ratio = values[c] / values[baseline]
             factor = np.exp(apart.reach(asked.level))
-            row = {"measure": measure.name, "benchmark": benchmark, "contender": name, "prompts": int(own.sum())}
-            row |= {"rollouts": rollouts, "pooled": values[c], "pooled_low": values[c] - width}
-            row |= {"pooled_high": values[c] + width, "pooled_error": reach.error}
+            row: dict[str, Any] = {
+                "measure": measure.name,
+                "benchmark": benchmark,
+                "contender": name,
+                "prompts": int(own.sum()),
+            }
+            row |= {"rollouts": rollouts} | positive_around("pooled", values[c], reach, asked.level)
             if c != baseline:
                 row |= {"baseline": asked.names[baseline], "ratio": ratio}
                 row |= {"ratio_low": ratio / factor, "ratio_high": ratio * factor}
@@ -107,11 +111,13 @@ def notes(
     if vectors.idle:
         told.append(f"{vectors.idle} prompt{'s' * (vectors.idle != 1)} without a token to decode left out")
     if count == 1:
-        told.append("one prompt: nothing tells how others would differ")
+        told.append("one prompt: nothing tells how others would differ, and nothing is tested")
     elif count < FEW_PROMPTS:
         least = 2.0 ** (1 - count)
         flips = f", and sign flips give no p below {least:.2g}" if least > 1 - asked.level else ""
-        told.append(f"{count} prompts: intervals from so few are rough{flips}")
+        left = any(not row["pooled_low"] > 0 for row in rows["contenders"] if row["measure"] == measure.name)
+        gone = ", and left out where they would reach 0" if left else ""
+        told.append(f"{count} prompts: intervals from so few are rough{gone}{flips}")
     told += _coarse([row for row in rows["pairs"] if row["measure"] == measure.name], asked)
     told += _labels(vectors) + _slower(rows["contenders"])
     told += _dominance([row for row in rows["contenders"] if row["measure"] == measure.name])
@@ -147,9 +153,14 @@ def _slower(rows: list[dict[str, Any]]) -> list[str]:
     """Tell that no speculation is the best choice."""
     fast = [row for row in rows if row.get("speedup") is not None]
     best = max(fast, key=lambda row: row["speedup"], default=None)
-    if best is None or best["speedup"] > 1:
+    if best is None or best["speedup"] > 1 + TIED:
         return []
-    return [f"no speculation is the best choice: {best['contender']} comes nearest, speed-up {best['speedup']:.4f}"]
+    slower = [row for row in fast if row["speedup"] < 1 - TIED]
+    nearest = max(slower, key=lambda row: row["speedup"], default=None)
+    told = "no speculation is the best choice"
+    if nearest is not None:
+        told += f": {nearest['contender']} comes nearest, speed-up {nearest['speedup']:.4f}"
+    return [told]
 
 
 def _without(measure: Measure, vectors: Vectors, row: dict[str, Any]) -> float:

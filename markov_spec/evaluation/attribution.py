@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from markov_spec.acceptance import RULES
 from markov_spec.arrays import Exactness, check_integer
+from markov_spec.comparison.cells import NONE, Cells, html_lines, html_table
 from markov_spec.evaluation.attributed import AttributedSums
 from markov_spec.evaluation.contender import Contender, as_contender
 from markov_spec.evaluation.laws import space_notes
@@ -112,12 +113,30 @@ class Attribution:
         return f"Attribution({self.headline})"
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>{escape(line)}</p>" for line in (self.headline, *self.notes)]
-        with pl.Config(
-            tbl_rows=-1, fmt_str_lengths=200, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
-        ):
-            parts += [f"<h4>{name.replace('_', ' ')}</h4>{getattr(self, name)._repr_html_()}" for name in FRAMES]
-        return "".join(parts)
+        parts = [html_lines([self.headline])]
+        for name in FRAMES:
+            parts.append(f"<h4>{name.replace('_', ' ')}</h4>{html_table(self._cells(getattr(self, name)))}")
+        return "".join(parts) + html_lines(f"note: {note}" for note in self.notes)
+
+    def _cells(self, frame: pl.DataFrame) -> Cells:
+        """Give a frame with the contenders' names in the heads of their columns, and its figures rounded."""
+        named = {"_a": self.contenders[0], "_b": self.contenders[1]}
+        titles = [
+            f"{name[:-2]}, {named[name[-2:]]}" if name[-2:] in named else name.replace("attributed", "difference")
+            for name in frame.columns
+        ]
+        sides = "".join("r" if kind.is_numeric() else "l" for kind in frame.dtypes)
+        rows = [tuple(map(_shown, frame.columns, row)) for row in frame.rows()]
+        return Cells(tuple(titles), sides, rows)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return NONE
+    if not isinstance(value, float):
+        return str(value)
+    form = {"share": ".1%", "attributed": "+.3f", "difference": "+.3f"}.get(name, ".4f" if "accept" in name else ".2f")
+    return format(value, form)
 
 
 def attribute(

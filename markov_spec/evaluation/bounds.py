@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from markov_spec.metrics import pooled_length
 from markov_spec.store import Store, open_store
 
 Kind = Literal["exact", "outer"]
+ROUNDING = 1e-12
 BOUNDED = ("rejection", "block", "independent", "match")
 
 
@@ -236,6 +237,8 @@ def _parsed(given: str) -> Uncertainty:
     options: dict[str, Any] = {}
     for item in rest.split(",") if rest else []:
         key, _, value = item.partition("=")
+        if key in options:
+            raise RequestError(f"bounds: found {given!r}, {key} more than once; allowed: each setting once")
         try:
             options[key] = int(value) if value.isdigit() else float(value)
         except ValueError:
@@ -254,7 +257,7 @@ def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: 
         bounds = _bounded(chosen, interval, first_start)
         rollouts = chosen.rollouts
         whole = interval.known and (chosen.rule == "match" or not unrecorded(chosen))
-        solved = solve(chosen.law(0, len(rollouts)), first_start=first_start) if whole else None
+        solved = _recorded(chosen, bounds, first_start) if whole else None
         count, met = len(rollouts), bool((bounds.low == bounds.high).all())
         kind = bounds.kind if interval.independent or met else "outer"
         yield {
@@ -266,10 +269,20 @@ def _solved(store: Store, wanted: Contender, unknown: Uncertainty, first_start: 
             "committed": np.maximum(np.diff(rollouts.indptr) - first_start, 0),
             "low": bounds.low,
             "high": bounds.high,
-            "exact": np.full(count, np.nan) if solved is None else solved.expected,
+            "exact": np.full(count, np.nan) if solved is None else solved,
             "kind": np.array([kind], dtype=object),
             "counts": interval.uncertain(rollouts.indptr, chosen.lengths(slice(None))),
         }
+
+
+def _recorded(chosen: Plan, bounds: Bounds, first_start: int) -> Array:
+    """Give the expected rounds by what is recorded, of acceptances as precise as the ends of their intervals."""
+    drafts = replace(chosen.drafts, log_q=chosen.drafts.log_q.astype(np.float64))
+    law = replace(chosen, drafts=drafts).law(0, len(chosen.rollouts))
+    found = solve(law, first_start=first_start).expected
+    # Sums in another order may end a rounding outside.
+    inside = np.clip(found, bounds.low, bounds.high)
+    return np.where(np.isclose(inside, found, rtol=ROUNDING, atol=0), inside, found)
 
 
 def _bounded(chosen: Plan, interval: Interval, first_start: int) -> Bounds:

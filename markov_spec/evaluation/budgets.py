@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from markov_spec.arrays import Array, RequestError, check_integer
+from markov_spec.comparison.cells import Cells, html_lines, html_table
 from markov_spec.drafting import (
     BUDGET_RULES,
     BestFirst,
@@ -137,7 +138,22 @@ class BudgetOptimum:
         return f"BudgetOptimum({self.contender}: best fixed budget {self.budget}; speed-up, {group}: {told}){notes}"
 
     def _repr_html_(self) -> str:
-        return self.frame._repr_html_()
+        forms = {
+            "budget": "{}", "rounds": "{}", "nodes_per_round": "{:.2f}", "pooled_length": "{:.4f}",
+            "price_per_token": "{:.4g}", "speedup": "{:.4f}", "regret": "{:+.2%}", "exactness": "{}",
+        }  # fmt: skip
+        rows = [
+            (
+                row["rollouts"],
+                row["rule"],
+                *("-" if row[k] is None else form.format(row[k]) for k, form in forms.items()),
+            )
+            for row in self.frame.to_dicts()
+        ]
+        titles = ("rollouts", "rule", *(name.replace("_", " ") for name in forms))
+        told = f"{self.contender}: best fixed budget {self.budget}"
+        notes = html_lines(f"note: {note}" for note in self.notes)
+        return html_lines([told]) + html_table(Cells(titles, "ll" + "r" * (len(forms) - 1) + "l", rows)) + notes
 
 
 def optimal_budget(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +12,11 @@ import polars as pl
 
 from markov_spec.arrays import RequestError
 from markov_spec.comparison import Comparison, compare_vectors
-from markov_spec.evaluation.contender import Contender, as_contender
+from markov_spec.evaluation.contender import Contender, as_contender, check_price
 from markov_spec.evaluation.evaluating import evaluate
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.workload import NGRAM, REPETITIVE
-from markov_spec.latency import Price
+from markov_spec.latency import Price, Table
 from markov_spec.metrics import pooled_length
 from markov_spec.store import Store, open_store
 
@@ -44,10 +44,11 @@ def compare(
     contenders : sequence of Contender or str, optional
         Chains, lengths, rules and trees mixed freely; all drafters by default.
     baseline : Contender or str, optional
-        What the best of the others is compared with; without it the best is compared with the runner-up. It is added
-        if it is none of the contenders.
+        What the best of the others is compared with; without it the best is compared with the best of another drafter,
+        or with the runner-up where all are of one. It is added if it is none of the contenders.
     price : Price, optional
-        Of a round: compares the expected price of the rollouts, too, and gives speed-ups over no speculation.
+        Of a round: compares the expected price of the rollouts, too, and gives speed-ups over no speculation. Its
+        attribute ``unit``, if it has one, is told with the figures.
     unit : {"rounds", "price"}, optional
         What decides who is best: the price, if one is given.
     first_start : int
@@ -72,7 +73,7 @@ def compare(
     --------
     >>> import markov_spec as ms
     >>> print(ms.compare("data/demo", ["quant5", "drop1"], baseline="quant5").headline)  # doctest: +ELLIPSIS
-    Near-tie of drop1 and quant5: 3.6558 against 3.5404 tokens per round, +3.3 % ...
+    Near-tie of drop1 and quant5 (may be below 1 %): 3.6558 against 3.5404 tokens per round, +3.3 % ...
     """
     options: dict[str, Any] = {"unit": unit, "level": level, "margin": margin, "resamples": resamples, "rng": rng}
     return compared(store, contenders, baseline=baseline, price=price, first_start=first_start, **options).comparison
@@ -103,24 +104,32 @@ def compared(
     results = []
     for one in given:
         on_step(f"evaluating {one}")
-        results.append(evaluate(opened, one, first_start=first_start, price=price))
-    if len(results) < 2:
-        named = ", ".join(result.contender for result in results) or "none"
-        raise RequestError(f"contenders: found {named}; allowed: two or more")
+        results.append(evaluate(opened, one, first_start=first_start, price=_of_contender(price, one)))
+    if len(given) < 2:
+        name = given[0].drafter if given else "NAME"
+        raise RequestError(
+            f"contenders: found {given[0] if given else 'none'}; allowed: two or more, such as some draft lengths "
+            f"({name}:K=1-8 on the command line), or no speculation beside it ({name}:rule=none)"
+        )
     plain = None
     if price is not None:
-        plain = evaluate(opened, Contender(given[0].drafter, rule="none"), first_start=first_start, price=price)
+        none = Contender(given[0].drafter, rule="none")
+        plain = evaluate(opened, none, first_start=first_start, price=_of_contender(price, none))
     on_step("comparing")
     options["unit"] = options.get("unit") or ("rounds" if price is None else "price")
     frame = pl.concat([_vectors(result, plain) for result in results])
     found = compare_vectors(frame, baseline=None if first is None else str(first), **options)
-    return Compared(given, results, replace(found, notes=(*found.notes, *_notes(results))))
+    notes = (*found.notes, *_notes(results), *_price_notes(opened, given, price))
+    unit = getattr(price, "unit", None)
+    return Compared(given, results, replace(found, notes=notes, price_unit=None if unit is None else str(unit)))
 
 
 def _settled(
     store: Store, contenders: Sequence[Contender | str] | None, baseline: Contender | str | None
 ) -> tuple[list[Contender], Contender | None]:
     """Settle what is evaluated: all drafters by default, and the baseline, which is added if it is none of them."""
+    if isinstance(contenders, str | Contender) or not isinstance(contenders, Iterable | None):
+        raise RequestError(f"contenders: found {contenders!r}; allowed: a list of them, such as ['quant5', 'drop1']")
     given = [as_contender(one) for one in (store.drafters if contenders is None else contenders)]
     first = None if baseline is None else as_contender(baseline)
     if first is not None and str(first) not in map(str, given):
@@ -131,13 +140,32 @@ def _settled(
     return given, first
 
 
+@dataclass(frozen=True)
+class _Priced:
+    """A price whose refusals name the contender."""
+
+    price: Price
+    contender: Contender
+
+    def of(self, depth: Any, drafted: Any, context: Any) -> Any:
+        try:
+            return self.price.of(depth, drafted, context)
+        except ValueError as error:
+            raise RequestError(f"contender {self.contender}: option price: {error}") from error
+
+
+def _of_contender(price: Price | None, contender: Contender) -> Price | None:
+    check_price(price)
+    return None if price is None else _Priced(price, contender)
+
+
 def _vectors(result: Evaluation, plain: Evaluation | None) -> pl.DataFrame:
     prices = {"price": result.price, "price_variance": result.price_variance}
     prices["plain_price"] = None if plain is None else plain.price
     return (
         result.to_frame()
         .rename({"committed_tokens": "tokens", "expected_rounds": "rounds"})
-        .with_columns(exactness=pl.lit(result.exactness))
+        .with_columns(exactness=pl.lit(result.exactness), family=pl.lit(result.drafter))
         .with_columns(pl.Series(name, values) for name, values in prices.items() if values is not None)
     )
 
@@ -159,6 +187,20 @@ def _notes(results: Sequence[Evaluation]) -> list[str]:
             f"{REPETITIVE:.0%} of their {NGRAM}-grams repeat); tokens per round without: {without}"
         )
     return told
+
+
+def _price_notes(store: Store, given: Sequence[Contender], price: Price | None) -> list[str]:
+    """Tell that a table makes passes of an autoregressive drafter, or of several drafters, equally dear."""
+    if not isinstance(price, Table) or price.per_depth:
+        return []
+    drafting = {one.drafter for one in given if one.rule != "none" and one.draft_length != 0}
+    kinds = {store.facts()["drafters"][name]["kind"] for name in drafting}
+    if len(drafting) < 2 and "autoregressive" not in kinds:
+        return []
+    return [
+        "the price has no per_depth, so drafting costs the same whatever the drafter and K; FILE?per_depth=0.006 adds "
+        "an autoregressive drafter's pass for each depth"
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ import polars as pl
 from markov_spec.acceptance import RULES
 from markov_spec.arrays import Array, Exactness, RequestError, cells_inside, check_first_start
 from markov_spec.chain import solve
+from markov_spec.comparison.cells import Cells, html_lines, html_table
 from markov_spec.evaluation.contender import Contender
 from markov_spec.evaluation.laws import Plan, plans
 from markov_spec.metrics import drafts_only_length, eal, iid_length, marginal_length, pooled_length, start_lengths
@@ -200,7 +201,20 @@ class Proxies:
         )
 
     def _repr_html_(self) -> str:
-        return self.to_frame()._repr_html_()
+        rows = self._rows(np.ones(len(self.ids), dtype=bool))
+        shown = [
+            (
+                row["proxy"],
+                row["peer"],
+                "yes" if row["bonus"] else "no",
+                *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("value", "exact")),
+                "-" if row["error"] is None else f"{row['error']:+.1%}",
+            )
+            for row in rows
+        ]
+        told = f"{self.contender}: rule {self.rule}, K={self.draft_length}, {self.exactness}"
+        table = html_table(Cells(("proxy", "of", "bonus", "value", "exact", "error"), "lllrrr", shown))
+        return html_lines([told]) + table + html_lines(f"{row['proxy']}: {row['note']}" for row in rows if row["note"])
 
 
 def proxies(store: Store | str | Path, contender: Contender | str, *, first_start: int = 0) -> Proxies:

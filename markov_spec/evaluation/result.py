@@ -12,6 +12,7 @@ import polars as pl
 
 from markov_spec.acceptance import RULES
 from markov_spec.arrays import Array, Exactness, RequestError
+from markov_spec.comparison.cells import Cells, html_lines, html_table
 from markov_spec.evaluation.contender import Setting
 from markov_spec.evaluation.workload import REPETITIVE, workload_warnings
 from markov_spec.metrics import (
@@ -294,4 +295,13 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
+        length = "pooled length" if self.convention is None else f"{self.convention} length"
+        titles = ("benchmark", "rollouts", "tokens", "expected rounds", length, "draft acceptance")
+        rows: list[tuple[str, ...]] = []
+        for row in self.results(by="benchmark"):
+            ends = [row["pooled_length"]] if self.convention is None else row["convention_length"]
+            shown = " to ".join(dict.fromkeys("-" if end is None else f"{end:.4f}" for end in ends))
+            kept = "-" if row["draft_acceptance"] is None else f"{row['draft_acceptance']:.4f}"
+            counts = str(row["rollouts"]), str(row["committed_tokens"]), f"{row['expected_rounds']:.2f}"
+            rows.append((row["benchmark"], *counts, shown, kept))
+        return html_lines(repr(self).splitlines()) + html_table(Cells(titles, "lrrrrr", rows))

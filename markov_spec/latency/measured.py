@@ -71,6 +71,7 @@ def table_of(
             between=between,
             per_call=calls[kept] if per_call is None else per_call,
             per_depth=per_depth,
+            unit=None if "price" in roles else "seconds",
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -53,6 +53,8 @@ class Table:
         of a shape that broadcasts to theirs. At size 1 it is not paid, only the end of an interpolation.
     per_depth : float
         Paid for each depth, such as one pass of an autoregressive drafter.
+    unit : str, optional
+        Of all prices, such as ``"seconds"``: told with figures, and changes none.
 
     Raises
     ------
@@ -79,6 +81,7 @@ class Table:
     between: Between = "refuse"
     per_call: Any = 0.0
     per_depth: float = 0.0
+    unit: str | None = None
     _drafts: Integers = field(init=False, repr=False)
     _paid: Floats = field(init=False, repr=False)
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import polars as pl
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from markov_spec.evaluation import Attribution
 from markov_spec.evaluation.attribution import FRAMES
-from markov_spec.report.tables import fitted, titled
+from markov_spec.report.sheet import Sheet, plain
 
 SHOWN = 5  # starts and rollouts in a terminal
 WIDTH = 28  # characters of text on each side of a start
@@ -56,7 +54,10 @@ def attribution_table(found: Attribution) -> Group:
         Of starts and rollouts the first five.
     """
     a, b = found.contenders
-    shown: list[RenderableType] = [Text(found.headline, style="bold"), Text(f"a: {a}; b: {b}", style="dim")]
+    shown: list[RenderableType] = [
+        Text(plain(found.headline), style="bold"),
+        Text(plain(f"a: {a}; b: {b}"), style="dim"),
+    ]
     shown += ["", _table(found.by_depth, {"depth": "depth"}, {**TESTS, **SHARES})]
     shown += ["", _table(found.by_benchmark, {"benchmark": "benchmark"}, {**ROUNDS, **SHARES})]
     shown += [
@@ -68,9 +69,9 @@ def attribution_table(found: Attribution) -> Group:
         texts = [None if row["before"] is None else _around(row["before"], row["after"]) for row in starts]
         shown += ["", _table(found.starts.head(SHOWN), {"rollout": "b loses most"}, STARTS, texts)]
     if len(found.rollouts):
-        texts = [None if text is None else _clipped(_plain(text), 2 * WIDTH) for text in found.rollouts["text"][:SHOWN]]
+        texts = [None if text is None else _clipped(plain(text), 2 * WIDTH) for text in found.rollouts["text"][:SHOWN]]
         shown += ["", _table(found.rollouts.head(SHOWN), {"rollout": "differ most"}, ROLLOUTS, texts)]
-    notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
+    notes = [Text(plain(f"note: {note}"), style="yellow") for note in found.notes]
     return Group(*shown, "", Text(LEGEND, style="dim"), *notes)
 
 
@@ -96,14 +97,10 @@ def _table(
     names: dict[str, str],
     figures: dict[str, tuple[str, str]],
     texts: list[str | None] | None = None,
-) -> Table:
-    table = titled(*names.values())
-    for title, _ in figures.values():
-        table.add_column(title, justify="right", no_wrap=True)
+) -> Sheet:
     told = texts is not None and any(text is not None for text in texts)
-    if told:
-        table.add_column("text", no_wrap=True)
-    before = None
+    titles = [*names.values(), *(title for title, _ in figures.values()), *["text"] * told]
+    rows, before = [], None
     for i, row in enumerate(frame.to_dicts()):
         # The first name of two is that of a group, which is told once.
         own = [
@@ -111,13 +108,8 @@ def _table(
         ]
         before = row[next(iter(names))]
         cells = ["-" if row[name] is None else form.format(row[name]) for name, (_, form) in figures.items()]
-        table.add_row(*map(escape, own), *cells, *([escape((texts or [])[i] or "")] if told else []))
-    return fitted(table)
-
-
-def _plain(text: str) -> str:
-    """Show what a terminal would act on, line breaks among it, by its escape sequence."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        rows.append([*own, *cells, *([(texts or [])[i] or ""] if told else [])])
+    return Sheet(titles, "l" * len(names) + "r" * len(figures) + "f" * told, rows)
 
 
 def _clipped(text: str, width: int) -> str:
@@ -125,6 +117,6 @@ def _clipped(text: str, width: int) -> str:
 
 
 def _around(before: str, after: str) -> str:
-    left = _plain(before)
+    left = plain(before)
     left = left if len(left) <= WIDTH else "..." + left[3 - WIDTH :]
-    return f"{left}|{_clipped(_plain(after), WIDTH)}"
+    return f"{left}|{_clipped(plain(after), WIDTH)}"

@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from markov_spec.arrays import RequestError
 from markov_spec.evaluation import Certificates
 from markov_spec.evaluation.certificates import PROMISES
-from markov_spec.report.tables import fitted, titled
+from markov_spec.report.sheet import plain
+from markov_spec.report.tables import escape, fitted, titled
 
 CURVE_POINTS = 200
 LOOSEST = 5
@@ -85,8 +85,8 @@ def certificates_table(
             f"{row['rollout']} at {row['position']}, depth {row['depth']} (KL {row['kl']:.3g})" for row in missed
         )
         lines.append(f"Loosest, accepted above the threshold: {places}.")
-    notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
-    return Group(*parts, *(Text(line, style="dim") for line in lines), *notes)
+    notes = [Text(plain(f"note: {note}"), style="yellow") for note in found.notes]
+    return Group(*parts, *(Text(plain(line), style="dim") for line in lines), *notes)
 
 
 def _floored(value: float) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from markov_spec.comparison import Comparison
 from markov_spec.comparison.cells import MOST_PAIRS, basis, benchmark_cells, contender_cells, pair_cells
-from markov_spec.report.sheet import MARKDOWN, Sheet
+from markov_spec.report.sheet import MARKDOWN, Sheet, plain
 
 FRAMES = ("contenders", "pairs", "benchmarks", "winners", "variance_account")
 By = Literal["benchmark"] | None
@@ -31,11 +31,11 @@ def comparison_table(found: Comparison, by: By = None) -> Group:
     rich.console.Group
         Of pairs the first ten, the best contenders' first.
     """
-    shown: list[RenderableType] = [Text(found.headline, style="bold"), ""]
+    shown: list[RenderableType] = [Text(plain(found.headline), style="bold"), ""]
     for sheet in _sheets(found, by):
         shown += [sheet, ""]
-    notes = [Text(f"note: {note}", style="yellow") for note in found.notes]
-    return Group(*shown, *(Text(line, style="dim") for line in _lines(found, by)), *notes)
+    notes = [Text(plain(f"note: {note}"), style="yellow") for note in found.notes]
+    return Group(*shown, *(Text(plain(line), style="dim") for line in _lines(found, by)), *notes)
 
 
 def comparison_markdown(found: Comparison, by: By = None) -> str:
@@ -50,15 +50,15 @@ def comparison_markdown(found: Comparison, by: By = None) -> str:
     -------
     str
     """
-    notes = "".join(f"- note: {note.translate(MARKDOWN)}\n" for note in found.notes)
+    notes = "".join(f"- note: {_markdown(note)}\n" for note in found.notes)
     tables = [sheet.markdown() for sheet in _sheets(found, by)]
-    told = " ".join(_lines(found, by)).translate(MARKDOWN)
-    parts = [f"**{found.headline.translate(MARKDOWN)}**\n", *tables, f"{told}\n", *([notes] if notes else [])]
+    told = _markdown(" ".join(_lines(found, by)))
+    parts = [f"**{_markdown(found.headline)}**\n", *tables, f"{told}\n", *([notes] if notes else [])]
     return "\n".join(parts)
 
 
 def comparison_latex(found: Comparison, by: By = None) -> str:
-    """Give the contenders, or the benchmarks, as a tabular of LaTeX for the package booktabs.
+    """Give the contenders, or the benchmarks, and the pairs as two tabulars of LaTeX for the package booktabs.
 
     Parameters
     ----------
@@ -68,11 +68,12 @@ def comparison_latex(found: Comparison, by: By = None) -> str:
     Returns
     -------
     str
-        The headline and the notes stand before it as comments.
+        The headline and the notes stand before them as comments. Of pairs the first ten.
     """
-    told = (found.headline, basis(found), *(f"note: {note}" for note in found.notes))
+    told = (found.headline, *_lines(found, by), *(f"note: {note}" for note in found.notes))
     cells = contender_cells(found) if by is None else benchmark_cells(found)
-    return "".join("% " + " ".join(line.split()) + "\n" for line in told) + Sheet(*cells).latex()
+    tables = Sheet(*cells).latex(), Sheet(*pair_cells(found, MOST_PAIRS)).latex()
+    return "".join(f"% {plain(line)}\n" for line in told) + "\n".join(tables)
 
 
 def comparison_json(store: Path, found: Comparison) -> str:
@@ -89,9 +90,13 @@ def comparison_json(store: Path, found: Comparison) -> str:
     """
     told: dict[str, Any] = {"store": str(store), "headline": found.headline, "notes": list(found.notes)}
     told |= {name: getattr(found, name) for name in ("measure", "primary", "baseline", "prompts", "rollouts")}
-    told |= {"level": found.level, "margin": found.margin}
+    told |= {"level": found.level, "margin": found.margin, "price_unit": found.price_unit}
     told |= {name: getattr(found, name).to_dicts() for name in FRAMES}
     return json.dumps(told, indent=2) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return plain(text).translate(MARKDOWN)
 
 
 def _sheets(found: Comparison, by: By) -> list[Sheet]:

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import polars as pl
 from rich.cells import cell_len
 from rich.console import Group
-from rich.markup import escape
+from rich.markup import escape as as_markup
 from rich.table import Table
 from rich.text import Text
 
 from markov_spec.evaluation import Evaluation
 from markov_spec.metrics import CONVENTIONS
-from markov_spec.report.sheet import MARKDOWN, Sheet
+from markov_spec.report.sheet import MARKDOWN, Sheet, plain
 from markov_spec.store import Finding
 
 By = Literal["benchmark"] | None
@@ -88,8 +88,8 @@ def evaluation_table(store: Path, results: Sequence[Evaluation], by: By = None) 
     table.add_column(titles[-1])
     for row in rows:
         table.add_row(*map(escape, row))
-    lines = [Text(f"warning: {told}", style="yellow") for told in _warned(results, by)]
-    return Group(fitted(table), Text(_footnote(store, results), style="dim"), *lines)
+    lines = [Text(plain(f"warning: {told}"), style="yellow") for told in _warned(results, by)]
+    return Group(fitted(table), Text(plain(_footnote(store, results)), style="dim"), *lines)
 
 
 def evaluation_markdown(store: Path, results: Sequence[Evaluation], by: By = None) -> str:
@@ -105,8 +105,11 @@ def evaluation_markdown(store: Path, results: Sequence[Evaluation], by: By = Non
     -------
     str
     """
-    warned = "".join(f"- warning: {told.translate(MARKDOWN)}\n" for told in _warned(results, by))
-    parts = [Sheet(*_evaluation_cells(results, by)).markdown(), f"{_footnote(store, results).translate(MARKDOWN)}\n"]
+    warned = "".join(f"- warning: {plain(told).translate(MARKDOWN)}\n" for told in _warned(results, by))
+    parts = [
+        Sheet(*_evaluation_cells(results, by)).markdown(),
+        f"{plain(_footnote(store, results)).translate(MARKDOWN)}\n",
+    ]
     return "\n".join([*parts, *([warned] if warned else [])])
 
 
@@ -309,6 +312,11 @@ def findings_table(findings: Sequence[Finding]) -> Table:
             Text(finding.severity, style=colors[finding.severity]), escape(finding.where), escape(finding.message)
         )
     return fitted(table)
+
+
+def escape(text: str) -> str:
+    """Give the markup that shows a text as `plain` does."""
+    return as_markup(plain(text))
 
 
 def fitted(table: Table) -> Table:

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from markov_spec.drafting import Calibration
+from markov_spec.report.sheet import plain
 from markov_spec.report.tables import fitted, titled
 
 MOST_ROWS = 24
@@ -102,7 +103,7 @@ def optimum_table(frame: pl.DataFrame, notes: Sequence[str]) -> Group:
 
 
 def _told(notes: Sequence[str]) -> list[Text]:
-    return [Text(f"note: {note}", style="yellow") for note in notes]
+    return [Text(plain(f"note: {note}"), style="yellow") for note in notes]
 
 
 def calibration_table(found: Calibration) -> Group:

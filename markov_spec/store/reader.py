@@ -18,6 +18,7 @@ from markov_spec.store.decode import Index, read_index, read_part, read_places, 
 from markov_spec.store.folder import Folder, ReplacedError
 from markov_spec.store.opening import drafter_folder, drafter_names, target_folder
 from markov_spec.store.schema import FIXED_SCHEMAS
+from markov_spec.store.shown import store_html, store_line
 
 # Another process may replace what is being opened; that it does so each time is unlikely.
 OPENING_TRIES = 3
@@ -333,12 +334,10 @@ class Store:
         return last - first
 
     def __repr__(self) -> str:
-        facts = self._target.manifest
-        some = "" if self._span is None else f"{len(self)} from number {self._span[0]} on of "
-        return (
-            f"Store({str(self.path)!r}, {some}{facts['rollouts']} rollouts, {facts['positions']} tokens, "
-            f"drafters: {', '.join(self.drafters) or 'none'})"
-        )
+        return store_line(self)
+
+    def _repr_html_(self) -> str:
+        return store_html(self)
 
 
 def open_target(path: str | Path, *, verify: bool = False) -> Store:

@@ -9,7 +9,8 @@ import pytest
 import scipy.stats
 from polars.testing import assert_frame_equal
 
-from markov_spec.comparison import compare_vectors
+from markov_spec.comparison import compare_vectors, ratio_interval
+from markov_spec.comparison.cells import basis
 from tests.comparison.studies import study, vectors
 
 FRAMES = ("pairs", "contenders", "benchmarks", "winners", "variance_account")
@@ -35,8 +36,11 @@ def test_case_28_rates_do_not_rank_against_closed_form():
     row = found.pair("bold", "sure")
     assert (row["baseline_value"], row["value"]) == pytest.approx((3.556, 3.692), abs=5e-4)
     assert winners(found)["pooled"] == "bold"
-    assert (row["p"], row["ratio_low"], row["ratio_bca_low"], row["verdict"]) == (1, None, None, "undecided")
-    assert "no interval" in found.headline and "one prompt: nothing tells how others would differ" in found.notes
+    assert (row["p"], row["ratio_low"], row["ratio_bca_low"], row["verdict"]) == (None, None, None, "undecided")
+    assert found.headline.endswith("(no interval), not tested: one prompt") and row["p_holm"] is None
+    assert "one prompt: nothing tells how others would differ, and nothing is tested" in found.notes
+    assert basis(found) == "tokens per round; 1 rollout of 1 prompt, so nothing is resampled and nothing tested."
+    assert "so nothing is resampled" in found._repr_html_() and "which are resampled" not in found._repr_html_()
 
 
 def test_case_92_longer_yet_dearer_against_closed_form():
@@ -53,7 +57,11 @@ def test_case_92_longer_yet_dearer_against_closed_form():
     leads = found.winners.filter(by="pooled")["lead"].to_list()
     assert leads == pytest.approx([2.56 / 2.55 - 1, 2.377 / 2.22 - 1])
     told = compare_vectors(frame.with_columns(plain_price=pl.col("tokens") * 1.0), baseline="none", unit="price")
-    assert "no speculation is the best choice: none comes nearest, speed-up 1.0000" in told.notes
+    assert "no speculation is the best choice: K=2 comes nearest, speed-up 0.9340" in told.notes
+    alone = compare_vectors(
+        vectors({"none": tokens, "still none": tokens}, tokens=tokens, price=tokens, plain_price=tokens), unit="price"
+    )
+    assert "no speculation is the best choice" in alone.notes
     fast = dict(told.contenders.filter(measure="price_per_token").select("contender", "speedup").rows())
     assert fast == pytest.approx({name: length / cost for name, (length, cost) in names.items()})
     assert found.headline.startswith("K=2 is worse than none: 1.071 against 1.000 price per token, +7.1 %")
@@ -202,6 +210,57 @@ def test_equivalence_and_verdicts_against_closed_form():
     assert row(np.exp(0.32), 0.8)["verdict"] == "undecided"
 
 
+def test_near_ties_come_within_the_margin_against_closed_form():
+    rng = np.random.default_rng(3)
+    rounds = rng.uniform(20, 40, 50)
+    frame = vectors({"a": rounds, "b": rounds / 1.04 * np.exp(rng.normal(0, 0.02, 50))}, tokens=[90] * 50)
+    found = compare_vectors(frame, baseline="a").pair("b", "a")
+    low, high = found["ratio_low"], found["ratio_high"]
+    assert 1.02 < low < 1.05 < high < 1.06 and found["p"] < 0.001
+    for margin, verdict in ((None, "better"), (low - 1.001, "better"), (low - 0.999, "near-tie"), (0.2, "equivalent")):
+        one = compare_vectors(frame, baseline="a", margin=margin)
+        assert one.pair("b", "a")["verdict"] == verdict
+        told = f"Near-tie of b and a (may be below {100 * (margin or 0.01):.2g} %): "
+        assert one.headline.startswith(told) == (verdict == "near-tie")
+    near = vectors({"a": rounds, "b": rounds / 1.011 * np.exp(rng.normal(0, 0.02, 50))}, tokens=[90] * 50)
+    found = compare_vectors(near, baseline="a")
+    assert 1 < found.pair("b", "a")["ratio_low"] < 1.01 and found.pair("b", "a")["p"] < 0.05
+    assert found.headline.startswith("Near-tie of b and a (may be below 1 %): ")
+
+
+def test_best_is_compared_with_another_family_against_closed_form():
+    lengths = {"x:K=1": 2.0, "x:K=2": 3.0, "x:K=3": 4.0, "y:K=1": 1.5, "y:K=2": 2.5}
+    tokens = np.linspace(50, 90, 20)
+    frame = vectors({name: tokens / length for name, length in lengths.items()}, tokens=tokens)
+    assert compare_vectors(frame).primary == ("x:K=3", "x:K=2")
+    grouped = frame.with_columns(family=pl.col("contender").str.head(1))
+    found = compare_vectors(grouped)
+    assert found.primary == ("x:K=3", "y:K=2") and found.headline.startswith("x:K=3 is better than y:K=2: 4.0000 ")
+    assert set(found.benchmarks["baseline"].drop_nulls()) == {"y:K=2"}
+    assert_frame_equal(found.pairs, compare_vectors(frame).pairs)
+    assert compare_vectors(grouped, baseline="x:K=1").primary == ("x:K=3", "x:K=1")
+    own = grouped.filter(family="x")
+    assert compare_vectors(own).primary == ("x:K=3", "x:K=2")
+    priced = grouped.with_columns(price=1 / pl.col("rounds"))
+    assert compare_vectors(priced, unit="price").primary == ("y:K=1", "x:K=1")
+
+
+def test_intervals_that_would_reach_zero_are_left_out_against_closed_form():
+    frame = vectors({"a": [20.0, 60], "b": [40.0, 44]}, tokens=[90, 100], price=[1.0, 2])
+    found = compare_vectors(frame.with_columns(plain_price=pl.col("price") * 2))
+    a, b = found.contenders.filter(measure="tokens_per_round").to_dicts()
+    assert a["pooled"] == 190 / 80 and a["pooled_low"] is a["pooled_high"] is a["macro_low"] is None
+    reach = scipy.stats.t.ppf(0.975, 1) * b["pooled_error"]
+    assert b["pooled_low"] == pytest.approx(b["pooled"] - reach) and b["pooled_low"] > 0
+    assert found.benchmarks["pooled_low"][0] is None and found.benchmarks["pooled_low"][1] == b["pooled_low"]
+    assert ratio_interval([90, 100], [20.0, 60], ["p", "q"]) == (190 / 80, None, None)
+    assert found.notes[0].startswith(
+        "2 prompts: intervals from so few are rough, and left out where they would reach 0"
+    )
+    many = compare_vectors(vectors({"a": [20.0, 21] * 5, "b": [30.0, 29] * 5}, tokens=[90] * 10))
+    assert many.contenders["pooled_low"].min() > 2
+
+
 def test_one_prompt_decides_against_closed_form():
     rounds = np.full(30, 10.0)
     faster = rounds - 0.05 - 0.3 * (np.arange(30) % 2)
@@ -320,8 +379,11 @@ GOOD = {"contender": ["a", "a", "b", "b"], "rollout": [1, 2] * 2, "prompt": [1, 
         ({"benchmark": ["x", "y", "x", "z"]}, r"another benchmark in 1 rollout \('2': 'y', 'z'\)"),
         ({"prompt": [1] * 4, "benchmark": ["x", "y"] * 2}, "prompt '1': found it in benchmarks 'x' and 'y'"),
         ({"rounds": [2, 3, 2, None]}, "rounds: rollout 2 of 'b': found null"),
-        ({"rounds": [2, 3, 2, -1]}, "rounds: rollout '2' of 'b': found -1; allowed: a finite number"),
+        ({"rounds": [2, 3, 2, -1]}, "rounds: rollout '2' of 'b': found -1; allowed: a number from 0 to 1e.100"),
         ({"rounds": [2.0, 3.0, 2.0, np.inf]}, "found inf"),
+        ({"rounds": [2.0, 3.0, 1e308, 1e308]}, r"found 1e\+308; allowed: a number from 0 to 1e\+100"),
+        ({"rounds": None, "seconds": [2, 3, 2, 2]}, r"a time is a price: frame.rename\({'seconds': 'price'}\)"),
+        ({"family": ["x", "y", "z", "z"]}, "family: contender 'a': found 'x', 'y'; allowed: one for each contender"),
         ({"rounds": [2, 3, 2, 0]}, "rounds: rollout '2' of 'b': found 0 for 6 tokens"),
         ({"rounds": list("wxyz")}, "rounds: found a column of String; allowed: numbers"),
         ({"price": [0, 0, 1, 1]}, "price: contender 'a': found 0 in all of its rollouts"),
@@ -345,8 +407,16 @@ def test_bad_frames_are_refused_invariant(change, message):
         ({"unit": "price"}, "unit: found 'price' for a frame without a column price"),
         ({"texts": "other"}, "texts: found 'other'; allowed: 'same', 'own'"),
         ({"level": 1.0}, "level: found 1.0"),
-        ({"margin": 0.0}, "margin: found 0.0"),
+        ({"level": "95"}, "level: found '95'; allowed: a number above 0 and below 1, 0.95 for 95 %"),
+        ({"level": True}, "level: found True"),
+        ({"margin": 0.0}, "margin: found 0.0; allowed: None, or a number above 0 and below 1, 0.01 for 1 %"),
+        ({"margin": 5}, "margin: found 5"),
+        ({"margin": "1%"}, "margin: found '1%'"),
         ({"resamples": 0}, "resamples: found 0"),
+        ({"resamples": 10**11}, "resamples: found 100000000000; allowed: an integer from 1 to 1000000"),
+        ({"resamples": 99.0}, "resamples: found 99.0"),
+        ({"rng": "seed"}, "rng: found 'seed'; allowed: an integer of 0 or more, or a numpy.random.Generator"),
+        ({"rng": -1}, "rng: found -1"),
     ],
 )
 def test_bad_options_are_refused_invariant(options, message):

@@ -76,8 +76,9 @@ class Half:
 
 def _moved(plan: Plan, log_p: Array, log_q: Array, of_p: Array, of_q: Array) -> Interval:
     none = np.isinf(log_q)
+    of_q = np.where(none, 0, of_q)
     # Probabilities end at 1, and what is impossible stays so.
-    q_ends = (np.where(none, log_q, np.minimum(log_q + sign * of_q, 0)) for sign in (-1, 1))
+    q_ends = (np.minimum(log_q + sign * of_q, 0) for sign in (-1, 1))
     p_ends = (np.minimum(log_p + sign * of_p, 0) for sign in (1, -1))
     low, high = (q_end - p_end for q_end, p_end in zip(q_ends, p_ends, strict=True))
     # One position of the target stands in many cells, so these do not vary by themselves.

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from markov_spec.comparison import Comparison
+from markov_spec.comparison.cells import unit
 from markov_spec.evaluation import Evaluation
 
 # Legible on white and on black, and told apart by most colour-blind eyes.
@@ -33,7 +34,7 @@ def forest(found: Comparison) -> dict[str, Any] | None:
     ends = float(min(rows["low"].min(), 1)), float(max(rows["high"].max(), 1))  # type: ignore[type-var, arg-type]
     x = (
         alt.X("low:Q")
-        .title(f"ratio of {found.measure.replace('_', ' ')}")
+        .title(f"ratio of {unit(found)}")
         .scale(type="log", domain=ends, nice=False, padding=12)
         .axis(values=_ticks(*ends), grid=False, labelExpr="datum.value", labelOverlap="greedy")
     )

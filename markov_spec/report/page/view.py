@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from markov_spec.comparison.cells import unit
 from markov_spec.evaluation import Evaluation, Study
 from markov_spec.evaluation.contender import as_contender
 from markov_spec.report.page import charts
@@ -82,7 +83,7 @@ def contenders(found: Study) -> Table:
                 *(number(pooled[row["contender"], name], form) for name in benchmarks), Cell(result.exactness),
             ]
         )  # fmt: skip
-    numbers = ["K", "price per token" if priced else "pooled", "interval", "macro mean", "request mean"]
+    numbers = ["K", unit(compared) if priced else "pooled", "interval", "macro mean", "request mean"]
     numbers += ["speed-up", "interval", "tokens per round"] * priced + benchmarks
     columns = (("contender", False), ("rule", False), *((name, True) for name in numbers), ("figures are", False))
     return Table(columns, rows)

@@ -17,6 +17,7 @@ import polars as pl
 
 from markov_spec.arrays import RequestError
 from markov_spec.comparison import required_prompts
+from markov_spec.comparison.cells import basis
 from markov_spec.evaluation import Study
 from markov_spec.evaluation.study import SPREAD_TOKENS, SPREAD_WIDTH
 from markov_spec.report.page import view
@@ -29,9 +30,9 @@ GLOSSARY = (
      "very tokens. Bound, heuristic and teacher-forced figures are named so."),
     ("Pooled, macro mean, request mean", "all tokens by all rounds; the unweighted mean of that over benchmarks; the "
      "mean over rollouts of tokens per round of a single run."),
-    ("Verdicts", "near-tie: the interval of the ratio comes within 1 % of 1 and goes no farther than 10 %, whatever p "
-     "is. Equivalent: certainly within the margin that was asked for. Better, worse: the interval and the corrected p "
-     "both say so. Undecided: none of these."),
+    ("Verdicts", "near-tie: the interval of the ratio comes within 1 % of 1, or within the margin that was asked for, "
+     "and goes no farther than 10 %: the difference may be too small to matter. Equivalent: certainly within the "
+     "margin. Better, worse: the interval and the corrected p both say so. Undecided: none of these."),
     ("Corrected", "p by Holm, so that one of many pairs does not win by luck."),
     ("Without one prompt", "the least and the largest ratio when any one prompt is left out."),
 )  # fmt: skip
@@ -110,6 +111,7 @@ def _page(found: Study, command: str | None) -> str:
     return inside.get_template("page.html.jinja").render(
         title=f"{' against '.join(compared.primary)} - markov_spec",
         compared=compared,
+        basis=basis(compared),
         notes=_notes(found),
         cards=_cards(found, colors),
         contenders=view.contenders(found),
