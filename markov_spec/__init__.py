@@ -132,12 +132,14 @@ __all__ = [
     "write_store",
 ]
 
-_NEED_TORCH = ("edr_weights", "replay_starts")
+_NEED_TORCH = ("objectives", "edr_weights", "replay_starts")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "objectives":
-        return import_module("markov_spec.objectives")
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("markov_spec.objectives"), name)
+    try:
+        objectives = import_module("markov_spec.objectives")
+    except ImportError as error:  # so that hasattr and getattr with a default are answered
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
+    return objectives if name == "objectives" else getattr(objectives, name)

@@ -95,7 +95,7 @@ def round_law(  # type: ignore[misc] # the options above are the keywords here
         given the rollout and that those before it were. Ignored where ``log_q`` would be.
     check_values : bool, optional
         Of torch tensors: whether their values are read to be checked. Absent means on the CPU only, since a device
-        would be waited for; shapes and types are checked always.
+        would be waited for, and never under ``torch.compile``; shapes and types are checked always.
 
     Returns
     -------

@@ -15,6 +15,7 @@ cells that do not count have none.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,12 @@ from markov_spec.arrays import (
     Exactness,
     TensorLaw,
     as_float,
-    check_draft_length,
     check_indptr,
     check_integer,
     check_integers,
     tokens_left,
 )
+from markov_spec.arrays.tensor_law import check_constant
 
 SCALED = ("node-recursive", "node-k-seq")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -39,14 +40,14 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 def of_tensors(*values: Any) -> bool:
     """Tell whether any of the values is a torch tensor."""
-    return any(is_torch_array(value) for value in values)
+    return sys.modules.get("torch") is not None and any(is_torch_array(value) for value in values)
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
     """The rows that all values have: ``(B, T)`` or ``(N,)``; inside flat, (N,), with the tokens left from each.
 
-    ``checked`` tells whether values are read to be checked.
+    ``checked`` tells whether values are read to be checked, which would break a compiled graph.
     """
 
     xp: Any
@@ -100,6 +101,7 @@ def _frame(example: Any, shape: tuple[int, ...], indptr: Any, lengths: Any, chec
         raise ValueError("lengths, indptr: found both or neither; allowed: lengths if padded, indptr if ragged")
     xp, on = array_namespace(example), device(example)
     checked = example.device.type == "cpu" if check_values is None else check_values
+    checked = checked and not sys.modules["torch"].compiler.is_compiling()
     if lengths is None:
         rows = shape[:1]
         if checked or not is_torch_array(indptr):
@@ -122,8 +124,8 @@ def _frame(example: Any, shape: tuple[int, ...], indptr: Any, lengths: Any, chec
 
 def _lengths(frame: Frame, draft_length: Any, recorded: int | None) -> tuple[Any, int]:
     """Give the draft length, an integer or (N,), and the depth of the law."""
-    if draft_length is None or np.ndim(draft_length) == 0:
-        constant = int(check_draft_length(draft_length, np.zeros(1, np.int64), recorded))
+    if draft_length is None or not np.shape(draft_length):
+        constant = check_constant(draft_length, recorded)
         return constant, constant
     length = (draft_length if is_torch_array(draft_length) else frame.xp.asarray(draft_length)).to(frame.device)
     check_integers(length, "draft_length", frame.rows)
@@ -138,7 +140,7 @@ def _lengths(frame: Frame, draft_length: Any, recorded: int | None) -> tuple[Any
 
 def _scale_logs(frame: Frame, given: Any, rule: str, inside: Any) -> Any:
     xp = frame.xp
-    if np.ndim(given) == 0:
+    if not np.shape(given):
         cells = xp.full(inside.shape, float(given), dtype=xp.float64, device=frame.device)
     else:
         cells = frame.spread(frame.flat(given, "scale"), inside.shape[1])
@@ -168,7 +170,10 @@ def _acceptance(rule: str, frame: Frame, logs: Any, drafts: int) -> Any:
     if rule == "match":
         frame.refuse((logs != 0) & (logs != -xp.inf), logs, "log_q", "0 or -inf, a draft fixed beforehand, or hit")
     accept = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))
-    return accept if drafts == 1 else -xp.expm1(drafts * xp.log1p(-accept))
+    if drafts == 1:
+        return accept
+    sure = accept == 1  # its logarithm has no slope, the power has slope 0
+    return xp.where(sure, 1.0, -xp.expm1(drafts * xp.log1p(-xp.where(sure, 0.0, accept))))
 
 
 def tensor_law(

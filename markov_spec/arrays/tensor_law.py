@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_torch_array
 
 from markov_spec.arrays.checks import Array, check_draft_length, check_indptr
 from markov_spec.arrays.law import Exactness, RoundLaw
@@ -22,8 +23,17 @@ class Tensor(Protocol):
 
 def check_integers(values: Any, name: str, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is not of integers or of another shape; its values are not read."""
+    if not is_torch_array(values):
+        raise ValueError(f"{name}: found {type(values).__name__}; allowed: a tensor {shape} of int64")
     if tuple(values.shape) != shape or str(values.dtype) != "torch.int64":
         raise ValueError(f"{name}: found shape {tuple(values.shape)}, dtype {values.dtype}; allowed: {shape} of int64")
+
+
+def check_constant(length: Any, depth: int | None) -> int:
+    """Validate one draft length for all starts, as ``check_draft_length``; ``torch.compile`` follows the usual case."""
+    if type(length) is int and depth is not None and 0 <= length <= depth:
+        return length
+    return int(check_draft_length(length, np.zeros(1, np.int64), depth))
 
 
 def tokens_left(lengths: Any, indptr: Any, rows: tuple[int, ...]) -> Any:
@@ -98,11 +108,11 @@ class TensorLaw:
         if self.lengths is not None:
             check_integers(self.lengths, "lengths", (int(self.accept.shape[0]),))
         else:
-            check_integers(self.indptr, "indptr", (int(np.prod(self.indptr.shape)),))
+            check_integers(self.indptr, "indptr", (math.prod(np.shape(self.indptr)),))
         if self.draft_length is None:
             object.__setattr__(self, "draft_length", self.depth)
         elif isinstance(self.draft_length, int):
-            check_draft_length(self.draft_length, np.zeros(1, np.int64), self.depth)
+            check_constant(self.draft_length, self.depth)
         else:
             check_integers(self.draft_length, "draft_length", self.rows)
         if self.exactness not in get_args(Exactness):

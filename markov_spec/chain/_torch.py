@@ -80,7 +80,7 @@ def recursions(accept: torch.Tensor, lengths: torch.Tensor, *, first_start: int 
     [3.1875]
     """
     _check(accept, lengths, first_start)
-    occupancy, value = _recursions(accept.detach(), lengths, first_start)
+    occupancy, value = _recursions(accept.detach(), lengths, int(first_start))
     return occupancy, value
 
 
@@ -129,7 +129,7 @@ def cost_recursions(accept: torch.Tensor, cost: torch.Tensor, lengths: torch.Ten
     found, wanted = ((tuple(cells.shape), cells.dtype, cells.device) for cells in (cost, accept))
     if found != wanted:
         raise ValueError(f"cost: found shape, dtype and device {found}; allowed: those of accept, {wanted}")
-    edr, grad_accept, grad_cost = _cost_recursions(accept.detach(), cost.detach(), lengths, first_start)
+    edr, grad_accept, grad_cost = _cost_recursions(accept.detach(), cost.detach(), lengths, int(first_start))
     return edr, grad_accept, grad_cost
 
 

@@ -1,7 +1,8 @@
 """The moments of the rounds of a law of tensors.
 
-On the CPU they are those of the law's arrays. On a device, with ``o``, ``V`` and ``A`` of ``markov_spec.chain``, what a
-round accepts and drafts is summed over starts by ``o``. So is the variance, by the law of total variance::
+On the CPU they are those of the law's arrays, one operator under ``torch.compile``. On a device, with ``o``, ``V`` and
+``A`` of ``markov_spec.chain``, what a round accepts and drafts is summed over starts by ``o``. So is the variance, by
+the law of total variance::
 
     (M)  Var[R] = sum_s o[s] sum_k A[s,k] (V[s+k+1] - V[s] + 1)^2
     (C)  C[s] = sum_k A[s,k] (c[s,k] + C[s+k+1]), its variance as (M) with C for V and c[s,k] for 1
@@ -9,7 +10,7 @@ round accepts and drafts is summed over starts by ``o``. So is the variance, by 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from markov_spec.chain._torch_rows import Rows, ahead, counted, first, round_law
 from markov_spec.chain.moments import Rounds, solve_every
 from markov_spec.chain.ratio import expected_inverse
 
-BY_ROW = ("value", "occupancy")
+BY_ROW, PRICED = ("value", "occupancy"), ("price", "price_variance")
+FIELDS = tuple(field.name for field in fields(Rounds) if field.name != "expected_inverse")
 
 
 def solve(law: TensorLaw, first_start: int, price: Any, inverse: bool, threads: int | None) -> Rounds:
@@ -32,16 +34,19 @@ def solve(law: TensorLaw, first_start: int, price: Any, inverse: bool, threads: 
         if inverse:
             raise ValueError(f"inverse: asked for on {law.accept.device}; allowed: for ms.solve(law.numpy())")
         return moments(law, start, gain)
-    rounds = _on_cpu(law, start, gain, threads)
-    if not inverse:
-        return rounds
-    found: Any = torch.from_numpy(expected_inverse(law.numpy(), first_start=start, threads=threads))
-    return replace(rounds, expected_inverse=found)
+    length = law.draft_length
+    constant, each = (length, None) if isinstance(length, int) else (law.depth, length)
+    values = _on_cpu(
+        law.accept.detach(), law.lengths, law.indptr, each, constant, start, gain, inverse, threads
+    )  # fmt: skip
+    names = [name for name in FIELDS if gain is not None or name not in PRICED]
+    found: Any = dict(zip(names + ["expected_inverse"] * inverse, values, strict=True))
+    return Rounds(**found)
 
 
 def _prices(price: Any, law: TensorLaw) -> torch.Tensor:
     # (), (N,) or (N, K+1), of flat rows, 0 in padding.
-    if np.ndim(price) == 0 and not isinstance(price, torch.Tensor):
+    if not isinstance(price, torch.Tensor) and not np.shape(price):
         return torch.full((), float(price), dtype=torch.float64, device=law.accept.device)
     values = torch.as_tensor(price, dtype=torch.float64, device=law.accept.device).detach()
     each = (*law.rows, law.depth + 1)
@@ -56,21 +61,37 @@ def _prices(price: Any, law: TensorLaw) -> torch.Tensor:
     return torch.where(left if values.dim() == 1 else left[:, None], values, 0.0)
 
 
-def _on_cpu(law: TensorLaw, start: int, price: torch.Tensor | None, threads: int | None) -> Rounds:
+@torch.library.custom_op("markov_spec::moments", mutates_args=())
+def _on_cpu(
+    accept: torch.Tensor, lengths: torch.Tensor | None, indptr: torch.Tensor | None, each: torch.Tensor | None,
+    draft_length: int, first_start: int, price: torch.Tensor | None, inverse: bool, threads: int | None,
+) -> list[torch.Tensor]:  # fmt: skip
+    law = TensorLaw(accept, lengths, indptr, draft_length if each is None else each)
     padded, length = law.lengths is not None, law.draft_length
     offsets = padded_offsets(law.lengths, law.rows[1]) if padded else law.indptr.numpy()
-    flat = law.accept.detach().flatten(0, -2).numpy()
+    flat = law.accept.flatten(0, -2).numpy()
     arrays = RoundLaw.trusted(flat, offsets, length if isinstance(length, int) else length.flatten().numpy())
     every = 1 + padded
     given = None if price is None else price.numpy()
-    rounds = solve_every(arrays, every, first_start=start, price=given, threads=threads)
-    found: dict[str, Any] = {}
-    for field in fields(rounds):
-        values = getattr(rounds, field.name)
+    rounds = solve_every(arrays, every, first_start=first_start, price=given, threads=threads)
+    found: list[torch.Tensor] = []
+    for name in FIELDS:
+        values = getattr(rounds, name)
         if values is not None:
-            values = values.reshape(law.rows) if field.name in BY_ROW else np.ascontiguousarray(values[::every])
-            found[field.name] = torch.from_numpy(values)
-    return Rounds(**found)
+            values = values.reshape(law.rows) if name in BY_ROW else np.ascontiguousarray(values[::every])
+            found.append(torch.from_numpy(values))
+    if inverse:
+        found.append(torch.from_numpy(expected_inverse(law.numpy(), first_start=first_start, threads=threads)))
+    return found
+
+
+@_on_cpu.register_fake
+def _(accept, lengths, indptr, each, draft_length, first_start, price, inverse, threads):  # type: ignore[no-untyped-def]
+    rollouts, depth = indptr.shape[0] - 1 if lengths is None else lengths.shape[0], accept.shape[-1]
+    shapes = {"accepted_histogram": (rollouts, depth + 1), "tested": (rollouts, depth)}
+    shapes |= dict.fromkeys(BY_ROW, accept.shape[:-1])
+    names = [name for name in FIELDS if price is not None or name not in PRICED] + ["expected_inverse"] * inverse
+    return [accept.new_empty(shapes.get(name, (rollouts,)), dtype=torch.float64) for name in names]
 
 
 def moments(law: TensorLaw, start: int, price: torch.Tensor | None) -> Rounds:

@@ -18,6 +18,11 @@ under DDP each process has the loss of its own rows.
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("markov_spec.objectives needs torch: pip install 'markov-spec[torch]'") from error
+
 from markov_spec.objectives import divergence, likelihood, rounds
 from markov_spec.objectives.divergence import e2e_tv, forward_kl, jsd, lk_alpha, lk_lambda, reverse_kl, top_m_kl, tv
 from markov_spec.objectives.inputs import Common

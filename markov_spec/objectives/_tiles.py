@@ -3,15 +3,17 @@
 Cell ``(b, m, k)`` has the draft's distribution ``q``, the softmax of its logits over the temperature, the target's
 ``p`` of position ``t = s + k - 1`` and that position's token ``x``. With ``Z`` the stop tokens, the measures are::
 
-    rejected     sum_{v not in Z} (p - q)_+ / sum_{v not in Z} p       d/dq = -1{p > q} / the denominator; 0 if it is 0
-    overlap      sum_v min(p, q)                                       d/dq = 1{p > q}
-    forward-kl   sum_v p log(p/q)                                      d/dq = -p/q
-    reverse-kl   sum_v q log(q/p)                                      d/dq = log(q/p)
-    jsd          (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2        d/dq = log(q/m) / 2
+    rejected     sum_{v not in Z} (p - q)_+ / sum_{v not in Z} p       pull  q 1{p > q} / the denominator; 0 if it is 0
+    overlap      sum_v min(p, q)                                       pull  -q 1{p > q}
+    log-overlap  -log sum_v min(p, q)                                  pull  q 1{p > q} / overlap
+    forward-kl   sum_v p log(p/q)                                      pull  p
+    reverse-kl   sum_v q log(q/p)                                      pull  -q log(q/p)
+    jsd          (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2        pull  -q log(q/m) / 2
 
-Slopes ``g = d/dq``, each up to a constant, become those of the logits by ``q (g - sum_v q g)``, and that of
-``log q(x)`` is ``1{v = x} - q``, both over the temperature. Where ``p = q`` the one-sided slope 0 is taken, where a
-divergence is infinite 0 as well.
+The pull ``t`` is ``-q`` times the slope in ``q``, up to multiples of ``q``; the slope of the logits is ``q sum_v t -
+t`` over the temperature, and that of ``log q(x)`` is ``1{v = x} - q``. Divergences are differences of logarithms, and
+no pull is a quotient that overflows: what underflows has its value and slope nevertheless. Where ``p = q`` the
+one-sided slope 0 is taken, where a divergence is infinite 0 as well.
 
 Nothing as large as the logits is kept beside them: either pass goes through them a few starts at a time, and the
 backward pass computes the probabilities again. Half precision is computed with in float32.
@@ -19,12 +21,17 @@ backward pass computes the probabilities again. Half precision is computed with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from markov_spec.arrays import RequestError
+
+LOGARITHMIC = ("log-overlap", "forward-kl", "reverse-kl", "jsd")
 TILE_ON_CPU, TILE_ELSEWHERE = 1 << 20, 1 << 25  # probabilities worked on at once
 
 
@@ -37,7 +44,9 @@ class _Tile:
     token: Tensor
     scaled: Tensor  # the draft's logits over the temperature
     q: Tensor
+    log_q: Tensor | None  # None as log_p
     p: Tensor | None  # 0 at stop tokens
+    log_p: Tensor | None  # None where no measure reads it
     ordinary: Tensor | None  # the target's mass outside the stop tokens; None without any
 
 
@@ -64,12 +73,12 @@ def _scaled(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
 
 def _walk(
     draft: Tensor, target: Tensor | None, tokens: Tensor, lengths: Tensor, starts: Tensor | None, stop_ids: list[int],
-    temperature: float,
+    temperature: float, measures: list[str],
 ) -> Iterator[_Tile]:  # fmt: skip
     rows, count, depth, vocabulary = draft.shape
     dtype = working_type(draft, target)
     at, valid = positions(starts, draft.shape, lengths, tokens.shape[1])
-    on_cpu = draft.device.type == "cpu"
+    on_cpu, logs = draft.device.type == "cpu", any(name in LOGARITHMIC for name in measures)
     largest = TILE_ON_CPU if on_cpu else TILE_ELSEWHERE
     step = max(1, largest // max(depth * vocabulary, 1))
     for row in range(rows):
@@ -78,11 +87,14 @@ def _walk(
             if on_cpu and not valid[here].any():
                 continue
             scaled = _scaled(draft[here], dtype, temperature)
-            p = ordinary = None
+            log_q = p = log_p = ordinary = None
             if target is not None:
                 logits = _scaled(_target_rows(target[row], at[here], starts is None, first), dtype, temperature)
                 p, ordinary = _probabilities(logits, stop_ids, scaled.shape)
-            yield _Tile(here, valid[here], tokens[row][at[here]], scaled, torch.softmax(scaled, -1), p, ordinary)
+                if logs:
+                    log_q, log_p = torch.log_softmax(scaled, -1), _by_cell(torch.log_softmax(logits, -1), scaled.shape)
+            q, token = torch.softmax(scaled, -1), tokens[row][at[here]]
+            yield _Tile(here, valid[here], token, scaled, q, log_q, p, log_p, ordinary)
 
 
 def _target_rows(target: Tensor, at: Tensor, consecutive: bool, first: int) -> Tensor:
@@ -95,19 +107,30 @@ def _target_rows(target: Tensor, at: Tensor, consecutive: bool, first: int) -> T
     return rows if short <= 0 else torch.cat([rows, target[-1:].expand(short, -1)])
 
 
+def _by_cell(rows: Tensor, shape: torch.Size) -> Tensor:
+    # As (g, K, ...), rows of consecutive starts overlapping in memory.
+    count, depth = shape[:2]
+    step = depth if rows.shape[0] == count * depth else 1
+    size = rows.shape[1:].numel()
+    return rows.as_strided((count, depth, *rows.shape[1:]), (step * size, size, *rows.stride()[1:]))
+
+
 def _probabilities(logits: Tensor, stop_ids: list[int], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
-    # As (g, K, V), rows of consecutive starts overlapping in memory.
-    count, depth, vocabulary = shape
     p, ordinary = torch.softmax(logits, -1), None
-    step = depth if p.shape[0] == count * depth else 1
     if stop_ids:
         p[:, stop_ids] = 0
-        ordinary = p.sum(-1).as_strided((count, depth), (step, 1))
-    return p.as_strided(shape, (step * vocabulary, vocabulary, 1)), ordinary
+        ordinary = _by_cell(p.sum(-1), shape)
+    return _by_cell(p, shape), ordinary
 
 
-def _log_ratio(upper: Tensor, lower: Tensor) -> Tensor:
-    return (upper.log() - lower.log()).masked_fill_(upper == 0, 0)
+def _given(one: Tensor | None) -> Tensor:
+    assert one is not None  # read by this measure
+    return one
+
+
+def _half_log(other: Tensor) -> Tensor:
+    # log(u / ((u + v) / 2)) of other = log(v / u)
+    return math.log(2) - torch.logaddexp(other, other.new_zeros(()))
 
 
 def _value(measure: str, tile: _Tile, p: Tensor) -> Tensor:
@@ -117,30 +140,36 @@ def _value(measure: str, tile: _Tile, p: Tensor) -> Tensor:
         return total if tile.ordinary is None else total / tile.ordinary.where(tile.ordinary > 0, 1)
     if measure == "overlap":
         return torch.minimum(p, q).sum(-1)
+    log_p, log_q = _given(tile.log_p), _given(tile.log_q)
+    if measure == "log-overlap":
+        return -torch.minimum(log_p, log_q).logsumexp(-1)
     if measure == "forward-kl":
-        log_q = torch.log_softmax(tile.scaled, -1)  # q may have underflowed
-        return (p * (p.log() - log_q).masked_fill_(p == 0, 0)).sum(-1)
+        return (p * (log_p - log_q)).masked_fill_(p == 0, 0).sum(-1)
     if measure == "reverse-kl":
-        return (q * _log_ratio(q, p)).sum(-1)
-    middle = (p + q) / 2
-    return (p * _log_ratio(p, middle) + q * _log_ratio(q, middle)).sum(-1) / 2
+        return (q * (log_q - log_p)).masked_fill_(q == 0, 0).sum(-1)
+    more = log_q - log_p
+    halves = [(u * _half_log(way)).masked_fill_(u == 0, 0).sum(-1) for u, way in ((p, more), (q, -more))]
+    return (halves[0] + halves[1]) / 2
 
 
-def _slope(measure: str, tile: _Tile, p: Tensor) -> Tensor:
+def _pull(measure: str, tile: _Tile, p: Tensor) -> Tensor:
     q = tile.q
     if measure in ("rejected", "overlap"):
-        above = torch.sub(p, q).relu_().sign_()
+        above = torch.sub(p, q).relu_().sign_().mul_(q)
         if measure == "overlap":
-            return above
-        if tile.ordinary is None:
             return above.neg_()
-        return above.div_(-tile.ordinary.where(tile.ordinary > 0, 1)[..., None])
+        return above if tile.ordinary is None else above.div_(tile.ordinary.where(tile.ordinary > 0, 1)[..., None])
     if measure == "forward-kl":
-        return torch.div(p, q).neg_().masked_fill_(q == 0, 0)
+        return p.clone()
+    log_p, log_q = _given(tile.log_p), _given(tile.log_q)
+    if measure == "log-overlap":
+        total = torch.minimum(log_p, log_q).logsumexp(-1, keepdim=True)
+        total = total.masked_fill_(total == -torch.inf, 0)
+        return (log_q - total).exp_().masked_fill_(~(log_p > log_q), 0)
     if measure == "reverse-kl":
-        ratio = _log_ratio(q, p)
-        return ratio.masked_fill_(ratio.isinf(), 0)
-    return _log_ratio(q, (p + q) / 2).div_(2)
+        ratio = log_q - log_p
+        return ratio.masked_fill_(ratio.isinf() | (q == 0), 0).mul_(-q)
+    return _half_log(log_p - log_q).masked_fill_(q == 0, 0).mul_(-q / 2)
 
 
 @torch.library.custom_op("markov_spec::cells", mutates_args=())
@@ -149,14 +178,15 @@ def _cells(
     temperature: float, measures: str, hits: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     log_q, values, hit = _empty(draft, target, measures)
-    for tile in _walk(draft, target, tokens, lengths, starts, stop_ids, temperature):
+    names = measures.split()
+    for tile in _walk(draft, target, tokens, lengths, starts, stop_ids, temperature, names):
         best = tile.scaled.amax(-1)
         own = tile.scaled.gather(-1, tile.token[..., None])[..., 0]
         log_q[tile.here] = (own - best + tile.q.amax(-1).log()).where(tile.valid, 0)
         if hits:  # the likeliest token is the first of equals
             hit[tile.here] = tile.valid & (tile.scaled.argmax(-1) == tile.token)
         if tile.p is not None:
-            for j, name in enumerate(measures.split()):
+            for j, name in enumerate(names):
                 values[(j, *tile.here)] = _value(name, tile, tile.p).where(tile.valid, 0)
     return log_q, values, hit
 
@@ -173,19 +203,18 @@ def _cells_backward(
     starts: Tensor | None, stop_ids: list[int], temperature: float, measures: str,
 ) -> Tensor:  # fmt: skip
     gradient = torch.zeros(draft.shape, dtype=draft.dtype, device=draft.device)
-    for tile in _walk(draft, target, tokens, lengths, starts, stop_ids, temperature):
+    names = measures.split()
+    for tile in _walk(draft, target, tokens, lengths, starts, stop_ids, temperature, names):
         own = on_log_q[tile.here].where(tile.valid, 0) / temperature
-        slope = None
+        pull = None
         if tile.p is not None:
-            for j, name in enumerate(measures.split()):
+            for j, name in enumerate(names):
                 weight = on_values[(j, *tile.here)].where(tile.valid, 0) / temperature
-                term = _slope(name, tile, tile.p).mul_(weight[..., None])
-                slope = term if slope is None else slope.add_(term)
-        if slope is None:
-            slope = tile.q * -own[..., None]
-        else:
-            mean = (slope * tile.q).sum(-1)  # not a dot product, which autocast would narrow
-            slope.sub_((mean + own)[..., None]).mul_(tile.q)
+                term = _pull(name, tile, tile.p).mul_(weight[..., None])
+                pull = term if pull is None else pull.add_(term)
+        slope = tile.q * ((0 if pull is None else pull.sum(-1)) - own)[..., None]
+        if pull is not None:
+            slope.sub_(pull)
         slope.scatter_add_(-1, tile.token[..., None], own[..., None])
         if draft.device.type != "cpu" or not tile.valid.all():
             slope.masked_fill_(~tile.valid[..., None], 0)
@@ -220,13 +249,38 @@ def _backward(ctx, on_log_q, on_values, _):  # type: ignore[no-untyped-def]
 _cells.register_autograd(_backward, setup_context=_keep)
 
 
+def _keep_measures(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.measures = inputs[-1]
+
+
+def _refuse_second(ctx, _):  # type: ignore[no-untyped-def]
+    read = ", ".join(ctx.measures.split()) or "log q"
+    raise RuntimeError(f"objective of {read}: found a second derivative; allowed: first derivatives only")
+
+
+_cells_backward.register_autograd(_refuse_second, setup_context=_keep_measures)
+
+
+def _refuse_dual(values: Tensor | None, name: str) -> None:
+    # Its tangent would be lost in the operator without a word.
+    if values is None:
+        return
+    unpacked = forward_ad.unpack_dual(values, level=0)  # type: ignore[no-untyped-call]
+    if unpacked.tangent is not None:
+        found = "found a dual tensor of forward-mode differentiation"
+        raise RequestError(f"{name}: {found}; allowed: reverse mode, by backward() or torch.autograd.grad")
+
+
 def read_cells(
     draft: Tensor, target: Tensor | None, tokens: Tensor, lengths: Tensor, starts: Tensor | None = None, *,
     stop_ids: tuple[int, ...] = (), temperature: float = 1.0, measures: str = "", hits: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:  # fmt: skip
     """Give ``log q(x)`` (B, M, K), one array of that shape for each measure, and whether ``x`` is the likeliest token.
 
-    All are 0 at cells that the rollout lacks. Differentiable in the draft's logits, once.
+    All are 0 at cells that the rollout lacks. Differentiable in the draft's logits, once, and in reverse mode.
     """
+    if not torch.compiler.is_compiling():
+        _refuse_dual(draft, "draft_logits")
+        _refuse_dual(target, "target_logits")
     log_q, values, hit = _cells(draft, target, tokens, lengths, starts, list(stop_ids), temperature, measures, hits)
     return log_q, values.unbind(0), hit

@@ -6,6 +6,7 @@ are factors 1 in products. All but ``top-m-kl`` are measures of ``_tiles``.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Unpack
 
 import torch
@@ -225,11 +226,7 @@ def lk_alpha(
     >>> objectives.lk_alpha(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(lk-alpha, token-mean: 0.287682)
     """
-    cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, "lk-alpha")
-    _, (overlap,), _ = cells.read("overlap")
-    some = overlap > 0
-    loss = (-overlap.where(some, 1).log()).where(some, torch.inf)
-    return reduce_cells(loss, None, cells.valid, name="lk-alpha", paper="token-mean", reduction=reduction)
+    return _measured("lk-alpha", "log-overlap", draft_logits, target_logits, tokens, lengths, common)
 
 
 def lk_lambda(
@@ -349,8 +346,9 @@ def top_m_kl(
     Notes
     -----
     Only ``m`` logits of each cell are read, and have a gradient: what the draft gives to other tokens is not seen.
-    Infinite, with gradient 0, where the draft rules out one of them. Source: the ``kl_topk`` of AngelSpec, whose
-    default this is.
+    Infinite, with gradient 0, where the draft rules out one of them. Source: ``kl_topk`` of AngelSpec's multi-token
+    prediction, variant A, which is off there unless it is set. Not the ``dflash_kl_topk`` of its block drafters, of the
+    default 10: there the draft's probabilities are those among all tokens.
 
     Examples
     --------
@@ -360,11 +358,11 @@ def top_m_kl(
     >>> objectives.top_m_kl(q, p, torch.tensor([[0]]), torch.tensor([1]), m=2)
     ObjectiveResult(top-m-kl, token-mean: 0.143841)
     """
-    if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= draft_logits.shape[-1]:
-        raise RequestError(f"m: found {m!r}; allowed: 1 to V = {draft_logits.shape[-1]}")
     cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, "top-m-kl")
+    if isinstance(m, bool) or not isinstance(m, Integral) or not 1 <= m <= draft_logits.shape[-1]:
+        raise RequestError(f"m: found {m!r}; allowed: 1 to V = {draft_logits.shape[-1]}")
     assert target_logits is not None  # settled
-    loss = _listed_kl(cells, target_logits, m)
+    loss = _listed_kl(cells, target_logits, int(m))
     return reduce_cells(loss, None, cells.valid, name="top-m-kl", paper="token-mean", reduction=reduction)
 
 

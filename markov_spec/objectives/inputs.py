@@ -11,7 +11,7 @@ values would make it wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypedDict
@@ -19,7 +19,7 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from markov_spec.arrays import RequestError
+from markov_spec.arrays import LOG_TOLERANCE, RequestError
 from markov_spec.objectives._tiles import positions, read_cells
 from markov_spec.objectives.masks import label_mask
 
@@ -75,15 +75,20 @@ def check_cells(
     """Check the inputs of an objective and lay out its cells."""
     check_float(draft_logits, "draft_logits", 4, "(B, M, K, V)")
     rows, _, _, vocabulary = draft_logits.shape
-    check_integers(tokens, "tokens", 2, "(B, T)", rows)
+    if not vocabulary:
+        raise ValueError(f"draft_logits: found shape {tuple(draft_logits.shape)}; allowed: (B, M, K, V) of V >= 1")
+    tokens = check_integers(tokens, "tokens", 2, "(B, T)", rows)
     size = tokens.shape[1]
     if target_logits is not None:
         check_float(target_logits, "target_logits", 3, "(B, T, V)")
         if tuple(target_logits.shape) != (rows, size, vocabulary):
             allowed = (rows, size, vocabulary)
             raise ValueError(f"target_logits: found shape {tuple(target_logits.shape)}; allowed: {allowed}, (B, T, V)")
-    check_lengths(lengths, rows, size)
-    check_starts(starts, tuple(draft_logits.shape[:2]), size)
+    lengths = check_lengths(lengths, rows, size)
+    starts = check_starts(starts, tuple(draft_logits.shape[:2]), size)
+    check_devices(
+        draft_logits=draft_logits, target_logits=target_logits, tokens=tokens, lengths=lengths, starts=starts, mask=mask
+    )
     if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
         raise RequestError(f"temperature: found {temperature!r}; allowed: a number above 0")
     if readable(tokens):
@@ -91,10 +96,12 @@ def check_cells(
         wrong = inside & ((tokens < 0) | (tokens >= vocabulary))
         refuse(wrong, tokens, "tokens", f"token ids 0 to {vocabulary - 1}")
     at, valid = positions(starts, tuple(draft_logits.shape), lengths, size)
+    if mask is None and mask_frame is not None:
+        raise RequestError(f"mask_frame: found {mask_frame!r} without a mask; allowed: with one")
     if mask is not None:
         kept = label_mask(mask, mask_frame, (rows, size))
         valid = valid & torch.gather(kept, 1, at.flatten(1)).view(at.shape)
-    tokens = tokens.long().clamp(0, vocabulary - 1)
+    tokens = tokens.clamp(0, vocabulary - 1)
     return Cells(draft_logits, target_logits, tokens, lengths, starts, float(temperature), at, valid)
 
 
@@ -102,6 +109,10 @@ def open_cells(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, common: Common
 ) -> tuple[Cells, str]:
     """Check the inputs of a baseline; give its cells and its reduction."""
+    unknown = [name for name in common if name not in Common.__annotations__]
+    if unknown:
+        allowed = ", ".join(Common.__annotations__)
+        raise TypeError(f"{unknown[0]}: unknown option; allowed: {allowed}, and the objective's own")
     given = {name: value for name, value in common.items() if name != "reduction"}
     return check_cells(draft_logits, target_logits, tokens, lengths, **given), common.get("reduction", "paper")  # type: ignore[arg-type]
 
@@ -115,39 +126,58 @@ def check_float(values: Tensor, name: str, dimensions: int, shape: str) -> None:
         raise ValueError(f"{name}: found dtype {values.dtype}; allowed: float64, float32, bfloat16, float16")
 
 
-def check_integers(values: Tensor, name: str, dimensions: int, shape: str, rows: int) -> None:
-    """Refuse what is no integer tensor of so many dimensions and rows."""
+def check_integers(values: Tensor, name: str, dimensions: int, shape: str, rows: int) -> Tensor:
+    """Refuse what is no integer tensor of so many dimensions and rows; give it in int64, as narrow types wrap."""
     if not isinstance(values, Tensor) or values.ndim != dimensions or values.shape[0] != rows:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"{name}: found {found}; allowed: a tensor {shape} with B = {rows}")
     if values.is_floating_point() or values.dtype == torch.bool:
         raise ValueError(f"{name}: found dtype {values.dtype}; allowed: integers")
+    return values.long()
 
 
-def check_lengths(lengths: Tensor, rows: int, size: int) -> None:
-    """Refuse lengths outside ``0..T``."""
-    check_integers(lengths, "lengths", 1, "(B,)", rows)
+def check_devices(**given: Tensor | None) -> None:
+    """Refuse tensors of several devices."""
+    first, *others = ((name, values) for name, values in given.items() if isinstance(values, Tensor))
+    for name, values in others:
+        if values.device != first[1].device:
+            raise ValueError(f"{name}: found on {values.device}; allowed: {first[1].device}, that of {first[0]}")
+
+
+def check_log_q(log_q: Tensor, valid: Tensor, name: str) -> None:
+    """Refuse what is no log-probability at cells that count."""
+    if readable(log_q):
+        refuse(valid & ~(log_q <= LOG_TOLERANCE), log_q, name, "log-probabilities, at most 0; -inf is one")
+
+
+def check_lengths(lengths: Tensor, rows: int, size: int) -> Tensor:
+    """Refuse lengths outside ``0..T``; give them in int64."""
+    lengths = check_integers(lengths, "lengths", 1, "(B,)", rows)
     if readable(lengths):
         refuse((lengths < 0) | (lengths > size), lengths, "lengths", f"0 to T = {size}")
+    return lengths
 
 
-def check_starts(starts: Tensor | None, shape: tuple[int, ...], size: int) -> None:
-    """Refuse starts of another shape than the blocks, or beyond the tokens."""
+def check_starts(starts: Tensor | None, shape: tuple[int, ...], size: int) -> Tensor | None:
+    """Refuse starts of another shape than the blocks, or beyond the tokens; give them in int64."""
     if starts is None:
         if shape[1] != size:
             raise ValueError(f"draft_logits: found {shape[1]} blocks for {size} tokens without starts; allowed: M = T")
-        return
-    check_integers(starts, "starts", 2, "(B, M)", shape[0])
+        return None
+    starts = check_integers(starts, "starts", 2, "(B, M)", shape[0])
     if tuple(starts.shape) != shape:
         raise ValueError(f"starts: found shape {tuple(starts.shape)}; allowed: {shape}, that of the blocks (B, M)")
     if readable(starts):
         refuse(starts >= size, starts, "starts", f"below T = {size}; less than 0 for none")
+    return starts
 
 
 def check_stops(stop_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
     """Give the stop tokens, all of the vocabulary."""
+    if not isinstance(stop_ids, Iterable):
+        raise RequestError(f"stop_ids: found {stop_ids!r}; allowed: a sequence of token ids")
     for stop in stop_ids:
-        if not isinstance(stop, Integral) or not 0 <= stop < vocabulary:
+        if isinstance(stop, bool) or not isinstance(stop, Integral) or not 0 <= stop < vocabulary:
             raise RequestError(f"stop_ids: found {stop!r}; allowed: token ids 0 to {vocabulary - 1}")
     return tuple(int(stop) for stop in stop_ids)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,8 +49,9 @@ def label_mask(mask: Tensor, mask_frame: Literal["label", "input"] | None, shape
     """
     if mask_frame not in FRAMES:
         raise RequestError(f"mask_frame: found {mask_frame!r} with a mask; allowed: {', '.join(FRAMES)}")
-    if tuple(mask.shape) != tuple(shape):
-        raise ValueError(f"mask: found shape {tuple(mask.shape)}; allowed: {tuple(shape)}, that of the tokens")
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(shape):
+        found = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask: found {found}; allowed: {tuple(shape)}, a tensor as the tokens")
     kept = mask if mask.dtype == torch.bool else mask != 0
     if mask_frame == "label":
         return kept
@@ -84,7 +86,7 @@ def supervised_starts(mask: Tensor, mask_frame: Literal["label", "input"]) -> Te
     >>> (starts - 1).tolist()  # the anchors
     [1, 2, 3]
     """
-    return label_mask(mask, mask_frame, tuple(mask.shape))
+    return label_mask(mask, mask_frame, tuple(np.shape(mask)))
 
 
 def block_visibility(starts: Tensor, depth: int, size: int) -> Tensor:

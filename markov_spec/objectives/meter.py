@@ -116,8 +116,8 @@ class AcceptanceMeter:
             raise RequestError(f"rule: found {rule!r}; allowed: rejection, block, match")
         check_integer(depth, "depth", 1)
         check_integer(first_start, "first_start", 0)
-        self.depth, self.rule, self.first_start = depth, rule, first_start
-        self.sums = torch.zeros(9 + 4 * depth, dtype=torch.float64)
+        self.depth, self.rule, self.first_start = int(depth), rule, int(first_start)
+        self.sums = torch.zeros(9 + 4 * self.depth, dtype=torch.float64)
 
     def __repr__(self) -> str:
         return f"AcceptanceMeter(K = {self.depth}, {self.rule}, {int(self.sums[0])} rollouts)"
@@ -134,12 +134,19 @@ class AcceptanceMeter:
         Raises
         ------
         ValueError
-            If they are of another depth, or not of every start.
+            If they are of another depth, or not of every start in order.
         """
         rows, count, depth = scores.log_q.shape
         if depth != self.depth or count != scores.log_p.shape[1]:
             allowed = (rows, scores.log_p.shape[1], self.depth)
             raise ValueError(f"scores: found (B, M, K) = {(rows, count, depth)}; allowed: {allowed}, of every start")
+        if scores.starts is not None:
+            every = torch.arange(count, device=scores.starts.device)
+            wrong = (scores.starts != every).any(1)
+            if wrong.any():
+                row = int(wrong.int().argmax())
+                found = scores.starts[row].tolist()
+                raise ValueError(f"scores: rollout {row}: found starts {found}; allowed: 0 to {count - 1}, in order")
         lengths = scores.lengths.long()
         ratio, valid = log_ratio(scores.log_p, scores.log_q, lengths)
         hits = (scores.hit & valid).double()
@@ -159,6 +166,10 @@ class AcceptanceMeter:
 
     def reduce(self, group: Any = None) -> None:
         """Add up the sums of all processes of a ``torch.distributed`` group: once, before ``compute``."""
+        # All processes take part on one kind of device, also those that saw no batch: on the CPU if the group can.
+        config = torch.distributed.get_backend_config(group)
+        kinds = [pair.split(":")[0] for pair in str(config).split(",")]
+        self.sums = self.sums.to("cpu" if "cpu" in kinds else kinds[0])
         torch.distributed.all_reduce(self.sums, group=group)
 
     def compute(self) -> AcceptanceFigures:

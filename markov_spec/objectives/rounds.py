@@ -18,18 +18,29 @@ goes through time. Source: arXiv 2610.10411.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from markov_spec.arrays import RequestError
-from markov_spec.objectives._tiles import read_cells, working_type
-from markov_spec.objectives.inputs import check_cells, check_float, check_lengths, check_starts, check_stops
+from markov_spec.arrays import RequestError, check_integer
+from markov_spec.objectives._tiles import positions, read_cells, working_type
+from markov_spec.objectives.inputs import (
+    check_cells,
+    check_devices,
+    check_float,
+    check_integers,
+    check_lengths,
+    check_log_q,
+    check_starts,
+    check_stops,
+    readable,
+    refuse,
+)
 from markov_spec.objectives.result import Objective, ObjectiveResult
 from markov_spec.objectives.sampling import SampledStarts
-from markov_spec.objectives.weights import Rule, check_first_start, check_rule, weigh
+from markov_spec.objectives.weights import Rule, check_rule, weigh
 
 REDUCTIONS = ("paper", "rollout-mean", "token-mean", "sum")
 
@@ -59,9 +70,10 @@ def edr(
     form : {"cost", "rollout"}
         Which form; they have the same mean.
     stop_ids : sequence of int
-        Tokens that end a rollout, ``Z`` of the cost form; empty where only a length does.
+        Tokens that end a rollout, ``Z`` of the cost form; empty where only a length does. The rollout form is the same
+        with any.
     temperature : float
-        Divides both models' logits.
+        Divides both models' logits. Neither is for log-probabilities.
     rule : {"rejection", "block"}
         How drafts are verified: one by one, or as a block, for which there is the rollout form only.
     first_start : int
@@ -78,13 +90,15 @@ def edr(
     ------
     ValueError
         If shapes, types, options or, on the CPU, values disagree: rollouts with a token that the target rules out
-        among them.
+        among them, and starts or weights that are not those of ``aux``. RuntimeError for a second derivative.
 
     Notes
     -----
     Two passes over the logits, which are all that is kept beside ``O(B T K)``. Where ``q = p``, acceptance has two
     slopes; that of more acceptance, 0, is taken. Tokens that are recorded past a stop token are decoded too: cut
-    rollouts there.
+    rollouts there. Under ``torch.compile`` and on a device values are not looked at: lengths and starts out of range
+    are clipped, as are token ids; a rollout that the target rules out gives NaN or infinite figures; log-probabilities
+    above 0 count as 1; that starts and weights are those of ``aux`` is taken for granted. NaN logits give a NaN loss.
 
     Examples
     --------
@@ -101,11 +115,15 @@ def edr(
     tensor([-0.0938,  0.0938])
     """
     check_rule(rule, form)
-    check_first_start(first_start)
+    check_integer(first_start, "first_start", 0)
+    first_start = int(first_start)
     if reduction not in REDUCTIONS:
         raise RequestError(f"reduction: found {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
-    _check_sample(starts, weights, aux, form, rule, first_start)
+    if not isinstance(draft_logits, Tensor) or draft_logits.ndim not in (3, 4):
+        check_float(draft_logits, "draft_logits", 4, "(B, M, K, V), or (B, M, K) of log-probabilities")
+    _check_sample(starts, weights, aux, (form, rule, first_start), draft_logits)
     if draft_logits.ndim == 3:
+        _refuse_options(stop_ids, temperature)
         log_p, log_q, costs = _given(draft_logits, target_logits, tokens, lengths, starts, form)
     else:
         if tokens is None:
@@ -114,6 +132,7 @@ def edr(
             draft_logits, target_logits, tokens, lengths, starts, check_stops(stop_ids, draft_logits.shape[-1]),
             temperature, form,
         )  # fmt: skip
+    lengths = lengths.long()
     if aux is None:
         found = weigh(log_p, log_q.detach(), lengths, None if costs is None else costs.detach(), rule, first_start)
         share: Tensor | None = None
@@ -128,14 +147,42 @@ def edr(
 
 
 def _check_sample(
-    starts: Tensor | None, weights: Tensor | None, aux: SampledStarts | None, form: str, rule: str, first_start: int
-) -> None:
+    starts: Tensor | None, weights: Tensor | None, aux: SampledStarts | None, chosen: tuple[str, str, int],
+    draft: Tensor,
+) -> None:  # fmt: skip
     given = [name for name, one in (("starts", starts), ("weights", weights), ("aux", aux)) if one is not None]
     if 0 < len(given) < 3:
         raise RequestError(f"found {', '.join(given)} only; allowed: all of starts, weights and aux, or none of them")
-    if aux is not None and (aux.form, aux.rule, aux.first_start) != (form, rule, first_start):
-        made = f"form {aux.form!r}, rule {aux.rule!r} and first_start {aux.first_start}"
-        raise RequestError(f"aux: found one for {made}; allowed: for {form!r}, {rule!r} and {first_start}")
+    if aux is None or starts is None or weights is None:
+        return
+    if not isinstance(aux, SampledStarts):
+        raise RequestError(f"aux: found {type(aux).__name__}; allowed: what sample_starts gave")
+    made = aux.form, aux.rule, aux.first_start
+    if made != chosen:
+        raise RequestError("aux: found one for form {!r}, rule {!r} and first_start {}; ".format(*made)
+                           + "allowed: for {!r}, {!r} and {}".format(*chosen))  # fmt: skip
+    shape = tuple(draft.shape[:3])
+    if tuple(aux.log_q.shape) != shape:
+        raise ValueError(f"aux: found one for (B, M, K) = {tuple(aux.log_q.shape)}; allowed: {shape}, of draft_logits")
+    starts = check_integers(starts, "starts", 2, "(B, M)", shape[0])
+    if tuple(starts.shape) != shape[:2]:
+        raise ValueError(f"starts: found shape {tuple(starts.shape)}; allowed: {shape[:2]}, as the blocks")
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != shape[:2] or weights.dtype != torch.float64:
+        found = f"{tuple(weights.shape)} of {weights.dtype}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(
+            f"weights: found {found}; allowed: a tensor {shape[:2]} of torch.float64, as sample_starts gave"
+        )
+    check_devices(draft_logits=draft, starts=starts, weights=weights, aux=aux.log_q)
+    if readable(weights):
+        for name, one, own in (("starts", starts, aux.starts), ("weights", weights, aux.weights)):
+            refuse(one != own, one, name, "what sample_starts gave with aux")
+
+
+def _refuse_options(stop_ids: Sequence[int], temperature: float) -> None:
+    if temperature != 1:
+        raise RequestError(f"temperature: found {temperature!r} with log-probabilities; allowed: with logits")
+    if not isinstance(stop_ids, Sized) or len(stop_ids):
+        raise RequestError(f"stop_ids: found {stop_ids!r} with log-probabilities; allowed: with logits")
 
 
 def _given(
@@ -147,8 +194,12 @@ def _given(
         raise RequestError("tokens: given with log-probabilities; allowed: None, the probabilities are theirs")
     check_float(log_q, "draft_logits", 3, "(B, M, K) of log-probabilities")
     check_float(log_p, "target_logits", 2, "(B, T) of log-probabilities")
-    check_lengths(lengths, *log_p.shape)
-    check_starts(starts, tuple(log_q.shape[:2]), log_p.shape[1])
+    if log_q.shape[0] != log_p.shape[0]:
+        raise ValueError(f"target_logits: found {log_p.shape[0]} rollouts; allowed: B = {log_q.shape[0]}")
+    lengths = check_lengths(lengths, *log_p.shape)
+    starts = check_starts(starts, tuple(log_q.shape[:2]), log_p.shape[1])
+    check_devices(draft_logits=log_q, target_logits=log_p, lengths=lengths, starts=starts)
+    check_log_q(log_q, positions(starts, tuple(log_q.shape), lengths, log_p.shape[1])[1], "draft_logits")
     return log_p, log_q.to(working_type(log_q)), None
 
 
@@ -156,12 +207,13 @@ def _read(
     draft_logits: Tensor, target_logits: Tensor, tokens: Tensor, lengths: Tensor, starts: Tensor | None,
     stops: tuple[int, ...], temperature: float, form: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    check_float(target_logits, "target_logits", 3, "(B, T, V)")
     cells = check_cells(draft_logits, target_logits, tokens, lengths, starts=starts, temperature=temperature)
     with torch.no_grad():
-        log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, lengths, temperature=temperature)
+        log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, cells.lengths, temperature=temperature)
     log_q, measured, _ = read_cells(
-        draft_logits, target_logits if form == "cost" else None, cells.tokens, lengths, starts, stop_ids=stops,
-        temperature=temperature, measures="rejected" if form == "cost" else "",
+        draft_logits, target_logits if form == "cost" else None, cells.tokens, cells.lengths, cells.starts,
+        stop_ids=stops, temperature=temperature, measures="rejected" if form == "cost" else "",
     )  # fmt: skip
     return log_p[..., 0], log_q, measured[0] if measured else None
 

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from markov_spec.arrays import RequestError
+from markov_spec.arrays import RequestError, check_integer
+from markov_spec.objectives.inputs import check_float, readable, refuse
 from markov_spec.objectives.weights import Rule, acceptance, edr_weights, log_ratio
 
 
@@ -31,6 +32,9 @@ class SampledStarts:
         Derivatives at the sampled starts; 0 where there is none.
     cost : Tensor of float64, (B, M, K), or None
     first_start : int
+    starts : Tensor of int64, (B, M)
+    weights : Tensor of float64, (B, M)
+        The sampled starts, and one over the probability of each.
     """
 
     form: Literal["cost", "rollout"]
@@ -40,6 +44,8 @@ class SampledStarts:
     log_q: Tensor
     cost: Tensor | None
     first_start: int
+    starts: Tensor
+    weights: Tensor
 
     def __repr__(self) -> str:
         rows, count, depth = self.log_q.shape
@@ -52,7 +58,7 @@ def inclusion_probabilities(mass: Tensor, count: int) -> Tensor:
     Parameters
     ----------
     mass : Tensor, (B, T)
-        At least 0.
+        Finite, at least 0.
     count : int
         ``M``: starts to sample from each rollout.
 
@@ -64,7 +70,7 @@ def inclusion_probabilities(mass: Tensor, count: int) -> Tensor:
     Raises
     ------
     ValueError
-        If ``count`` is below 1.
+        If ``count`` is below 1, or the mass has another shape, is negative or not finite.
 
     Notes
     -----
@@ -76,8 +82,10 @@ def inclusion_probabilities(mass: Tensor, count: int) -> Tensor:
     >>> inclusion_probabilities(torch.tensor([[.5, .25, .125, .125]]), 2).tolist()
     [[1.0, 0.5, 0.25, 0.25]]
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise RequestError(f"count: found {count!r}; allowed: 1 or more")
+    check_integer(count, "count", 1)
+    check_float(mass, "mass", 2, "(B, T)")
+    if readable(mass):
+        refuse(~((mass >= 0) & (mass < torch.inf)), mass, "mass", "finite, at least 0")
     wide = mass.double()
     if wide.shape[1] == 0:
         return wide
@@ -95,6 +103,8 @@ def inclusion_probabilities(mass: Tensor, count: int) -> Tensor:
 
 def _draw(inclusion: Tensor, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     # Sampled starts (B, M) in their order, then -1, and 1 / pi, then 0.
+    if not isinstance(rng, torch.Generator):
+        raise RequestError(f"rng: found {rng!r}; allowed: a torch.Generator")
     rows, size = inclusion.shape
     uniform = torch.rand(rows, 1, generator=rng, dtype=torch.float64, device=rng.device).to(inclusion.device)
     ends = inclusion.cumsum(1)
@@ -148,7 +158,7 @@ def sample_starts(
     Raises
     ------
     ValueError
-        As of `edr_weights`, and if ``count`` is below 1.
+        As of `edr_weights`, and if ``count`` is below 1 or ``rng`` no generator.
 
     Notes
     -----
@@ -171,7 +181,8 @@ def sample_starts(
     starts, weights = _draw(inclusion_probabilities(weighed.occupancy, count), count, rng)
     aux = SampledStarts(
         "rollout" if cost is None else "cost", rule, weighed.rounds, weighed.value, _at(weighed.log_q, starts),
-        None if weighed.cost is None else _at(weighed.cost, starts), first_start,
+        None if weighed.cost is None else _at(weighed.cost, starts), int(first_start),
+        starts, weights,
     )  # fmt: skip
     return starts, weights, aux
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from markov_spec.objectives._tiles import read_cells
-from markov_spec.objectives.inputs import check_cells, check_stops
+from markov_spec.objectives.inputs import check_cells, check_float, check_stops
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +30,8 @@ class CellScores:
         Whether the token is the drafter's likeliest, of equal logits the one of the lowest id.
     lengths : Tensor of int, (B,)
         Tokens of each rollout.
+    starts : Tensor of int64, (B, M), or None
+        Which starts these are; None of every start, in order.
     """
 
     log_p: Tensor
@@ -38,6 +40,7 @@ class CellScores:
     overlap: Tensor
     hit: Tensor
     lengths: Tensor
+    starts: Tensor | None = None
 
     def __repr__(self) -> str:
         rows, count, depth = self.log_q.shape
@@ -62,7 +65,8 @@ def score_cells(
     lengths : Tensor of int, (B,)
         Tokens of each rollout.
     starts : Tensor of int, (B, M), optional
-        Which starts these are, to score a drafter some starts at a time; results are joined along ``M``.
+        Which starts these are, to score a drafter some starts at a time; results are joined along ``M``, in
+        the order of the starts.
     stop_ids, temperature
         As of ``edr``.
 
@@ -84,13 +88,14 @@ def score_cells(
     >>> scores.cost.item(), scores.overlap.item(), scores.hit.item()
     (0.25, 0.75, True)
     """
+    check_float(target_logits, "target_logits", 3, "(B, T, V)")
     cells = check_cells(draft_logits, target_logits, tokens, lengths, starts=starts, temperature=temperature)
     stops = check_stops(stop_ids, draft_logits.shape[-1])
-    log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, lengths, temperature=temperature)
+    log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, cells.lengths, temperature=temperature)
     log_q, (overlap, cost), hit = cells.read("overlap rejected", hits=True)
     if stops:
         _, (cost,), _ = read_cells(
-            draft_logits, target_logits, cells.tokens, lengths, starts, stop_ids=stops, temperature=temperature,
-            measures="rejected",
+            draft_logits, target_logits, cells.tokens, cells.lengths, cells.starts, stop_ids=stops,
+            temperature=temperature, measures="rejected",
         )  # fmt: skip
-    return CellScores(log_p[..., 0], log_q, cost, overlap, hit, lengths)
+    return CellScores(log_p[..., 0], log_q, cost, overlap, hit, cells.lengths, cells.starts)

@@ -22,13 +22,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from markov_spec.arrays import RequestError
+from markov_spec.arrays import LOG_TOLERANCE, RequestError, check_integer
 from markov_spec.chain import _torch
 from markov_spec.objectives._tiles import positions
-from markov_spec.objectives.inputs import check_float, check_lengths, readable, refuse
+from markov_spec.objectives.inputs import check_devices, check_float, check_lengths, check_log_q, readable, refuse
 
 Rule = Literal["rejection", "block"]
 RULES = ("rejection", "block")
+TOLERANCE = 1e-5  # of sums of probabilities in float32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +76,8 @@ def edr_weights(
     log_p : Tensor, (B, T)
         Target's log-probability (nats) of each token, as it decodes.
     log_q : Tensor, (B, T, K)
-        Drafter's, at ``[b, s, k-1]`` of the token at ``s+k-1``. Cells past an end are ignored whatever they hold.
+        Drafter's, at ``[b, s, k-1]`` of the token at ``s+k-1``, from every start in order. Cells past an end are
+        ignored whatever they hold.
     lengths : Tensor of int, (B,)
         Tokens of each rollout.
     cost : Tensor, (B, T, K), optional
@@ -93,7 +95,8 @@ def edr_weights(
     Raises
     ------
     ValueError
-        If shapes or types disagree, the rule is unknown, or, on the CPU, the target rules out a rollout's token.
+        If shapes or types disagree, the rule is unknown, or, on the CPU, the target rules out a rollout's token, a
+        log-probability is NaN or above 0, or a cost not in 0 to 1.
 
     Notes
     -----
@@ -113,12 +116,19 @@ def edr_weights(
     check_float(log_q, "log_q", 3, "(B, T, K)")
     if tuple(log_q.shape[:2]) != tuple(log_p.shape):
         raise ValueError(f"log_q: found shape {tuple(log_q.shape)}; allowed: {tuple(log_p.shape)} and K, as log_p")
-    check_lengths(lengths, *log_p.shape)
+    lengths = check_lengths(lengths, *log_p.shape)
     check_rule(rule, "rollout" if cost is None else "cost")
-    check_first_start(first_start)
-    if cost is not None and tuple(cost.shape) != tuple(log_q.shape):
-        raise ValueError(f"cost: found shape {tuple(cost.shape)}; allowed: {tuple(log_q.shape)}, that of log_q")
-    return weigh(log_p, log_q, lengths, cost, rule, first_start)
+    check_integer(first_start, "first_start", 0)
+    if cost is not None:
+        check_float(cost, "cost", 3, "(B, T, K)")
+        if tuple(cost.shape) != tuple(log_q.shape):
+            raise ValueError(f"cost: found shape {tuple(cost.shape)}; allowed: {tuple(log_q.shape)}, that of log_q")
+    check_devices(log_p=log_p, log_q=log_q, lengths=lengths, cost=cost)
+    _, valid = positions(None, tuple(log_q.shape), lengths, log_p.shape[1])
+    check_log_q(log_q, valid, "log_q")
+    if cost is not None and readable(cost):
+        refuse(valid & ~((cost >= 0) & (cost <= 1 + TOLERANCE)), cost, "cost", "a probability, 0 to 1")
+    return weigh(log_p, log_q, lengths, cost, rule, int(first_start))
 
 
 def check_rule(rule: str, form: str) -> None:
@@ -131,18 +141,11 @@ def check_rule(rule: str, form: str) -> None:
         raise RequestError(f"form: found 'cost' for rule {rule!r}; allowed: 'rollout', the cost form is of rejection")
 
 
-def check_first_start(first_start: int) -> None:
-    """Refuse a first start that is none."""
-    if isinstance(first_start, bool) or not isinstance(first_start, int) or first_start < 0:
-        raise RequestError(f"first_start: found {first_start!r}; allowed: 0 or more")
-
-
 @torch.no_grad()
 def weigh(
     log_p: Tensor, log_q: Tensor, lengths: Tensor, cost: Tensor | None, rule: Rule, first_start: int
 ) -> EDRWeights:
     """Compute the weights of checked arguments."""
-    lengths = lengths.long()
     ratio, valid = log_ratio(log_p, log_q, lengths)
     accept = acceptance(ratio, valid, rule)
     occupancy, ahead = _torch.recursions(accept, lengths, first_start=first_start)
@@ -172,7 +175,7 @@ def log_ratio(log_p: Tensor, log_q: Tensor, lengths: Tensor) -> tuple[Tensor, Te
     at, valid = positions(None, tuple(log_q.shape), lengths, log_p.shape[1])
     if readable(log_p):
         inside = torch.arange(log_p.shape[1]) < lengths[:, None]
-        refuse(inside & ~(log_p <= 1e-6) | inside & log_p.isinf(), log_p, "log_p", "finite, at most 0")
+        refuse(inside & ~(log_p <= LOG_TOLERANCE) | inside & log_p.isinf(), log_p, "log_p", "finite, at most 0")
     target = torch.gather(log_p.double(), 1, at.flatten(1)).view(at.shape)
     return (log_q.double() - target).where(valid, 0), valid
 

@@ -147,6 +147,20 @@ def test_compiled_without_a_break_invariant():
         torch.testing.assert_close(by_compiled, eager, rtol=1e-14, atol=0)
 
 
+def test_autocast_changes_nothing_invariant():
+    accept, cost, lengths = padded.batch((5, 9, 3), torch.float32)
+    rows, flat = Rows.padded(lengths, 9), (accept.flatten(0, 1), cost.flatten(0, 1))
+
+    def everything():
+        yield from (*recursions(accept, lengths, first_start=np.int64(1)), *cost_recursions(accept, cost, lengths))
+        yield from (*_torch.on_device(flat[0], rows, 0), *_torch.cost_on_device(*flat, rows, 0))
+
+    expected = list(everything())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for found, wanted in zip(everything(), expected, strict=True):
+            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
 def test_no_gradient_flows_invariant():
     accept = torch.rand(2, 4, 2, requires_grad=True)
     found = (*recursions(accept, torch.tensor([4, 2])), *cost_recursions(accept, accept, torch.tensor([4, 2])))

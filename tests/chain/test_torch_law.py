@@ -148,6 +148,101 @@ def test_gradient_of_the_law_against_closed_form():
     torch.testing.assert_close(log_q.grad, torch.tensor([np.exp(-1.0), 0, 0]))
 
 
+@pytest.mark.parametrize("drafts", [2, 5])
+def test_gradient_of_sure_drafts_against_closed_form(drafts):
+    """``1 - (1 - q)^m`` has the slope ``m q (1 - q)^(m-1)`` in ``log q``: 0 at q = 1."""
+    q = torch.tensor([1.0, 0.5, 1e-20, 0.0]).double()
+    log_q = q.log().requires_grad_()
+    law = ms.round_law(None, log_q, [0, 4], rule="independent", drafts=drafts, draft_length=1)
+    law.accept.sum().backward()
+    torch.testing.assert_close(
+        law.accept[:, 0].detach(), torch.tensor([1, 1 - 0.5**drafts, drafts * 1e-20, 0]).double()
+    )
+    torch.testing.assert_close(log_q.grad, drafts * q * (1 - q) ** (drafts - 1), rtol=1e-12, atol=0)
+
+
+@pytest.fixture
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning")
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("rule", RULES)
+def test_compiled_law_against_reference(rule, padded, fresh_dynamo):
+    """Law, survival and rounds in one graph, without a break."""
+    rng = torch.Generator().manual_seed(0)
+    shape = (3, 5, 2) if padded else (5, 2)
+    log_p, log_q = -torch.rand(shape[:-1], generator=rng), -torch.rand(shape, generator=rng)
+    options = {"hit": log_q > -0.5} if RULES[rule].needs == ("hit",) or rule == "match" else {}
+    options |= {"scale": 1.5} if rule.startswith("node") else {}
+    bounds = torch.tensor([5, 3, 1] if padded else [0, 2, 5])
+
+    def law_and_rounds(log_p, log_q, bounds):
+        more = options | ({"lengths": bounds} if padded else {"indptr": bounds})
+        drafts = {"log_q": None, "log_accept": log_q} if rule == "recorded" else {"log_q": log_q}
+        law = ms.round_law(log_p, rule=rule, **drafts, **more)
+        rounds = ms.solve(law, price=2.0, first_start=1)
+        found = [getattr(rounds, field.name) for field in fields(rounds)]
+        return [law.accept, law.survival(), *(one for one in found if one is not None)]
+
+    compiled = torch.compile(law_and_rounds, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(log_p, log_q, bounds), law_and_rounds(log_p, log_q, bounds)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a:UserWarning")
+@pytest.mark.parametrize("padded", [True, False])
+def test_compiled_rounds_against_reference(padded, fresh_dynamo):
+    """By the default compiler: all figures, a length and a price for each start; batches of several shapes."""
+
+    def figures(accept, bounds, length, price):
+        law = TensorLaw(accept, **{"lengths" if padded else "indptr": bounds}, draft_length=length)
+        rounds = ms.solve(law, price=price, inverse=True)
+        return [getattr(rounds, field.name) for field in fields(rounds)]
+
+    compiled = torch.compile(figures, fullgraph=True)
+    for seed, (rows, tokens, depth) in enumerate(((3, 5, 2), (4, 7, 3), (2, 6, 3))):
+        rng = torch.Generator().manual_seed(seed)
+        shape = (rows, tokens) if padded else (rows * tokens,)
+        given = (
+            torch.rand(*shape, depth, generator=rng),
+            torch.arange(1, rows + 1) if padded else torch.arange(rows + 1) * tokens,
+            torch.randint(0, depth + 1, shape, generator=rng),
+            torch.rand(*shape, depth + 1, generator=rng),
+        )
+        for one, other in zip(compiled(*given), figures(*given), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_operator_invariant():
+    """Torch's own checks: schema, fake implementation, aliasing."""
+    accept, lengths, indptr = torch.rand(3, 5, 2), torch.tensor([5, 3, 1]), torch.tensor([0, 2, 5])
+    moments = torch.ops.markov_spec.moments.default
+    torch.library.opcheck(moments, (accept, lengths, None, None, 2, 0, None, True, None))
+    each, price = torch.tensor([2, 0, 1, 2, 2]), torch.rand(5, 3).double()
+    torch.library.opcheck(moments, (accept[0], None, indptr, each, 2, 1, price, False, 1))
+
+
+def test_autocast_changes_nothing_invariant():
+    def everything(law):
+        yield law.accept
+        yield law.survival()
+        for rounds in (ms.solve(law, price=1.5), _torch_solve.moments(law, 1, torch.rand(40, 5).double() * 0 + 0.3)):
+            yield from (one for one in (getattr(rounds, field.name) for field in fields(rounds)) if one is not None)
+
+    for rule in ("rejection", "block", "independent", "node-recursive"):
+        options = _tensors(_options(rule, True, torch.float32, np.random.default_rng(0)), True, torch.float32)
+        more = {"rule": rule} | ({"drafts": 2} if rule == "independent" else {})
+        expected = list(everything(_call(options, **more)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for found, wanted in zip(everything(_call(options, **more)), expected, strict=True):
+                assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -126,6 +126,16 @@ def test_nothing_seen_invariant():
     assert figures.eal is None and figures.conditional[1] is None  # depth 2 was never there
 
 
+def test_reduced_on_a_device_that_the_group_has_invariant(monkeypatch):
+    """A process that saw no batch takes part where the others do: on the CPU wherever the group can."""
+    seen = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums, group: seen.append(sums.device.type))
+    for config, kind in (("cpu:gloo,cuda:nccl", "cpu"), ("meta:nccl", "meta")):
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group, config=config: config)
+        objectives.AcceptanceMeter(2).reduce()
+        assert seen[-1] == kind
+
+
 def test_refusals_invariant():
     with pytest.raises(ValueError, match="rule: found 'typical'; allowed: rejection, block, match"):
         objectives.AcceptanceMeter(2, rule="typical")

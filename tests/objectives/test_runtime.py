@@ -155,3 +155,28 @@ def test_import_is_lazy_invariant():
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "module 'markov_spec' has no attribute 'no_such_name'"
+
+
+def test_without_torch_invariant():
+    """What needs torch says how to get it, and is absent for ``hasattr``; laws of arrays need none."""
+    code = """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+import markov_spec as ms
+law = ms.round_law(np.log([.5, .5]), np.log([.5, .25]), [0, 2], rule="rejection", draft_length=1)
+print(ms.solve(law).expected, hasattr(ms, "objectives"), hasattr(ms, "edr_weights"))
+for use in ("ms.objectives.edr", "ms.replay_starts", "from markov_spec import objectives"):
+    try:
+        exec(use)
+    except (ImportError, AttributeError) as error:
+        print(error)
+"""
+    root = Path(ms.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    needs = "markov_spec.objectives needs torch: pip install 'markov-spec[torch]'"
+    absent = "module 'markov_spec' has no attribute {!r} here: " + needs
+    said = [absent.format("objectives"), absent.format("replay_starts"), needs]
+    assert done.stdout.splitlines() == ["[1.] False False", *said]

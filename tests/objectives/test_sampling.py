@@ -181,7 +181,7 @@ def test_other_uses_are_refused_invariant():
             aux=aux,
         )  # fmt: skip
     for change, message in (
-        ({"count": 0}, "count: found 0; allowed: 1 or more"),
+        ({"count": 0}, "count: found 0; allowed: an integer >= 1"),
         ({"cost": scores.cost[:, :2]}, r"cost: found shape \(2, 2, 3\); allowed: \(2, 5, 3\)"),
         ({"rule": "block", "cost": scores.cost}, "form: found 'cost' for rule 'block'"),
         ({"rule": "none"}, "rule: found 'none'; allowed: rejection, block"),
