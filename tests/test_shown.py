@@ -103,3 +103,14 @@ def test_store_against_reference():
     assert rows[0] == ["block", "block", "rejection", "8", "py:block_drafter:Block", "divergence law lists tree-rank"]
     assert rows[1][3] == "-"
     assert "6 from number 3 on of 128 rollouts" in paragraphs_of(store.batch(3, 9)._repr_html_())[0]
+
+
+def test_bounds_against_reference():
+    found = ms.evaluate_bounds(DEMO, "quant5:K=4", "lists:top=5")
+    html = found._repr_html_()
+    assert paragraphs_of(html) == [repr(found)]
+    head, *rows = rows_of(html)
+    assert head == ["benchmark", "rounds", "pooled length", "as recorded", "uncertain drafts"]
+    for row, wanted in zip(rows, found.results(by="benchmark"), strict=True):
+        assert row[0] == wanted["benchmark"] and row[3] == f"{wanted['pooled_length']:.4f}"
+        assert row[2] == f"{wanted['pooled_length_low']:.4f} to {wanted['pooled_length_high']:.4f}"

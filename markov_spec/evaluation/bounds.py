@@ -15,6 +15,7 @@ import polars as pl
 from markov_spec.acceptance.lossy import LOSSY
 from markov_spec.arrays import Array, RequestError
 from markov_spec.chain import Bounds, bound_rounds, bound_rounds_block, solve
+from markov_spec.comparison.cells import Cells, html_lines, html_table
 from markov_spec.evaluation.contender import Contender, as_contender
 from markov_spec.evaluation.laws import Plan, plans
 from markov_spec.evaluation.lists import recorded
@@ -146,7 +147,14 @@ class BoundedEvaluation:
         )
 
     def _repr_html_(self) -> str:
-        return pl.DataFrame(self.results())._repr_html_()
+        rows = []
+        for row in self.results(by="benchmark"):
+            ends = [(row[f"{name}_low"], row[f"{name}_high"]) for name in ("rounds", "pooled_length")]
+            rounds, length = ("-" if low is None else f"{low:.4f} to {high:.4f}" for low, high in ends)
+            own = "-" if row["pooled_length"] is None else f"{row['pooled_length']:.4f}"
+            rows.append((row["benchmark"], rounds, length, own, f"{row['uncertain_share']:.1%}"))
+        titles = ("benchmark", "rounds", "pooled length", "as recorded", "uncertain drafts")
+        return html_lines([repr(self)]) + html_table(Cells(titles, "lrrrr", rows))
 
 
 def evaluate_bounds(
