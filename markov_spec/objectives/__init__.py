@@ -11,9 +11,10 @@ each by its formula (in its docstring), with its source's defaults and reduction
     lk-lambda      KL and TV, mixed by overlap             forward-kl, reverse-kl, jsd
     top-m-kl       forward KL among the target's likeliest tokens
 
-All take ``(draft_logits, target_logits, tokens, lengths)`` and give an ``ObjectiveResult``. A new one is a function and
-an entry of ``OBJECTIVES``. They work under ``torch.compile``, autocast and ``no_grad``; no collective runs inside, so
-under DDP each process has the loss of its own rows.
+All take ``(draft_logits, target_logits, tokens, lengths)`` and give an ``ObjectiveResult``; what each takes by name
+is ``OBJECTIVES[name].options``. A new one is a function and an entry of ``OBJECTIVES``. They work under
+``torch.compile``, autocast and ``no_grad``; no collective runs inside, so under DDP each process has the loss of its
+own rows. For a drafter of a part of the vocabulary ``fold_vocabulary`` makes logits that all of them take.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from markov_spec.objectives.inputs import Common
 from markov_spec.objectives.likelihood import auf, chain, cross_entropy, d_pace, dflash_decay
 from markov_spec.objectives.masks import block_visibility, label_mask, supervised_starts
 from markov_spec.objectives.meter import AcceptanceFigures, AcceptanceMeter
-from markov_spec.objectives.result import REDUCTIONS, Objective, ObjectiveResult
+from markov_spec.objectives.result import REDUCTIONS, Objective, ObjectiveResult, Registry
 from markov_spec.objectives.rounds import edr
 from markov_spec.objectives.sampling import SampledStarts, inclusion_probabilities, replay_starts, sample_starts
 from markov_spec.objectives.scores import CellScores, score_cells
+from markov_spec.objectives.vocabulary import fold_vocabulary
 from markov_spec.objectives.weights import EDRWeights, edr_weights
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "e2e_tv",
     "edr",
     "edr_weights",
+    "fold_vocabulary",
     "forward_kl",
     "inclusion_probabilities",
     "jsd",
@@ -70,6 +73,6 @@ __all__ = [
     "tv",
 ]
 
-OBJECTIVES: dict[str, Objective] = {
-    entry.name: entry for entry in (*rounds.ENTRIES, *likelihood.ENTRIES, *divergence.ENTRIES)
-}
+OBJECTIVES: dict[str, Objective] = Registry(
+    (entry.name, entry) for entry in (*rounds.ENTRIES, *likelihood.ENTRIES, *divergence.ENTRIES)
+)

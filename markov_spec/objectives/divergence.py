@@ -6,6 +6,7 @@ are factors 1 in products. All but ``top-m-kl`` are measures of ``_tiles``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral
 from typing import Unpack
 
@@ -14,27 +15,20 @@ from torch import Tensor
 
 from markov_spec.arrays import RequestError
 from markov_spec.objectives._tiles import working_type
-from markov_spec.objectives.inputs import Cells, Common, open_cells
-from markov_spec.objectives.result import Objective, ObjectiveResult, reduce_cells
-
-
-def _open(
-    draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, common: Common, name: str
-) -> tuple[Cells, str]:
-    if target_logits is None:
-        raise RequestError(f"target_logits: found None; {name} compares distributions, allowed: a tensor (B, T, V)")
-    return open_cells(draft_logits, target_logits, tokens, lengths, common)
+from markov_spec.objectives.inputs import Cells, Common, open_compared
+from markov_spec.objectives.result import Objective, ObjectiveResult, name_of, reduce_cells, spell_out
 
 
 def _measured(
-    name: str, measure: str, draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor,
-    common: Common,
+    function: Callable[..., ObjectiveResult], measure: str, draft_logits: Tensor, target_logits: Tensor | None,
+    tokens: Tensor, lengths: Tensor, common: Common,
 ) -> ObjectiveResult:  # fmt: skip
-    cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, name)
+    cells, reduction = open_compared(draft_logits, target_logits, tokens, lengths, common, function)
     _, (loss,), _ = cells.read(measure)
-    return reduce_cells(loss, None, cells.valid, name=name, paper="token-mean", reduction=reduction)
+    return reduce_cells(loss, None, cells.valid, name=name_of(function), paper="token-mean", reduction=reduction)
 
 
+@spell_out
 def forward_kl(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -76,9 +70,10 @@ def forward_kl(
     >>> objectives.forward_kl(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(forward-kl, token-mean: 0.143841)
     """
-    return _measured("forward-kl", "forward-kl", draft_logits, target_logits, tokens, lengths, common)
+    return _measured(forward_kl, "forward-kl", draft_logits, target_logits, tokens, lengths, common)
 
 
+@spell_out
 def reverse_kl(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -114,9 +109,10 @@ def reverse_kl(
     >>> objectives.reverse_kl(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(reverse-kl, token-mean: 0.130812)
     """
-    return _measured("reverse-kl", "reverse-kl", draft_logits, target_logits, tokens, lengths, common)
+    return _measured(reverse_kl, "reverse-kl", draft_logits, target_logits, tokens, lengths, common)
 
 
+@spell_out
 def jsd(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -151,9 +147,10 @@ def jsd(
     >>> objectives.jsd(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(jsd, token-mean: 0.0338221)
     """
-    return _measured("jsd", "jsd", draft_logits, target_logits, tokens, lengths, common)
+    return _measured(jsd, "jsd", draft_logits, target_logits, tokens, lengths, common)
 
 
+@spell_out
 def tv(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -188,9 +185,10 @@ def tv(
     >>> objectives.tv(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(tv, token-mean: 0.25)
     """
-    return _measured("tv", "rejected", draft_logits, target_logits, tokens, lengths, common)
+    return _measured(tv, "rejected", draft_logits, target_logits, tokens, lengths, common)
 
 
+@spell_out
 def lk_alpha(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -226,9 +224,10 @@ def lk_alpha(
     >>> objectives.lk_alpha(q, p, torch.tensor([[0]]), torch.tensor([1]))
     ObjectiveResult(lk-alpha, token-mean: 0.287682)
     """
-    return _measured("lk-alpha", "log-overlap", draft_logits, target_logits, tokens, lengths, common)
+    return _measured(lk_alpha, "log-overlap", draft_logits, target_logits, tokens, lengths, common)
 
 
+@spell_out
 def lk_lambda(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, *, eta: float = 3.0,
     **common: Unpack[Common],
@@ -268,7 +267,7 @@ def lk_lambda(
     """
     if not eta >= 0:
         raise RequestError(f"eta: found {eta}; allowed: 0 or more")
-    cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, "lk-lambda")
+    cells, reduction = open_compared(draft_logits, target_logits, tokens, lengths, common, lk_lambda)
     _, (rejected, divergence), _ = cells.read("rejected forward-kl")
     lam = torch.exp(-eta * (1 - rejected.detach()))
     loss = lam * divergence + (1 - lam) * rejected
@@ -277,6 +276,7 @@ def lk_lambda(
     )
 
 
+@spell_out
 def e2e_tv(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -312,12 +312,13 @@ def e2e_tv(
     >>> objectives.e2e_tv(q, p, torch.tensor([[0, 1]]), torch.tensor([2]))  # of the last block only depth 1 is there
     ObjectiveResult(e2e-tv, block-mean: 0.296875)
     """
-    cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, "e2e-tv")
+    cells, reduction = open_compared(draft_logits, target_logits, tokens, lengths, common, e2e_tv)
     _, (overlap,), _ = cells.read("overlap")
     loss = 1 - torch.cumprod(overlap.where(cells.valid, 1), 2)
     return reduce_cells(loss, None, cells.valid, name="e2e-tv", paper="block-mean", reduction=reduction)
 
 
+@spell_out
 def top_m_kl(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, *, m: int = 10,
     **common: Unpack[Common],
@@ -358,7 +359,7 @@ def top_m_kl(
     >>> objectives.top_m_kl(q, p, torch.tensor([[0]]), torch.tensor([1]), m=2)
     ObjectiveResult(top-m-kl, token-mean: 0.143841)
     """
-    cells, reduction = _open(draft_logits, target_logits, tokens, lengths, common, "top-m-kl")
+    cells, reduction = open_compared(draft_logits, target_logits, tokens, lengths, common, top_m_kl)
     if isinstance(m, bool) or not isinstance(m, Integral) or not 1 <= m <= draft_logits.shape[-1]:
         raise RequestError(f"m: found {m!r}; allowed: 1 to V = {draft_logits.shape[-1]}")
     assert target_logits is not None  # settled

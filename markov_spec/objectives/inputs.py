@@ -11,7 +11,7 @@ values would make it wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, TypedDict
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from markov_spec.arrays import LOG_TOLERANCE, RequestError
 from markov_spec.objectives._tiles import positions, read_cells
+from markov_spec.objectives.checks import check_blocks, check_devices, check_float, check_integers, readable, refuse
 from markov_spec.objectives.masks import label_mask
-
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+from markov_spec.objectives.result import COMMON, ObjectiveResult, name_of, refuse_unknown
 
 
 class Common(TypedDict, total=False):
@@ -73,7 +73,7 @@ def check_cells(
     temperature: float = 1.0,
 ) -> Cells:  # fmt: skip
     """Check the inputs of an objective and lay out its cells."""
-    check_float(draft_logits, "draft_logits", 4, "(B, M, K, V)")
+    check_blocks(draft_logits)
     rows, _, _, vocabulary = draft_logits.shape
     if not vocabulary:
         raise ValueError(f"draft_logits: found shape {tuple(draft_logits.shape)}; allowed: (B, M, K, V) of V >= 1")
@@ -89,12 +89,12 @@ def check_cells(
     check_devices(
         draft_logits=draft_logits, target_logits=target_logits, tokens=tokens, lengths=lengths, starts=starts, mask=mask
     )
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise RequestError(f"temperature: found {temperature!r}; allowed: a number above 0")
+    check_temperature(temperature)
     if readable(tokens):
         inside = torch.arange(size) < lengths[:, None]
         wrong = inside & ((tokens < 0) | (tokens >= vocabulary))
-        refuse(wrong, tokens, "tokens", f"token ids 0 to {vocabulary - 1}")
+        instead = "" if mask is None else "; true ids also where the mask leaves a token out"
+        refuse(wrong, tokens, "tokens", f"token ids 0 to {vocabulary - 1}{instead}")
     at, valid = positions(starts, tuple(draft_logits.shape), lengths, size)
     if mask is None and mask_frame is not None:
         raise RequestError(f"mask_frame: found {mask_frame!r} without a mask; allowed: with one")
@@ -106,48 +106,31 @@ def check_cells(
 
 
 def open_cells(
-    draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, common: Common
-) -> tuple[Cells, str]:
+    draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, common: Common,
+    function: Callable[..., ObjectiveResult],
+) -> tuple[Cells, str]:  # fmt: skip
     """Check the inputs of a baseline; give its cells and its reduction."""
-    unknown = [name for name in common if name not in Common.__annotations__]
-    if unknown:
-        allowed = ", ".join(Common.__annotations__)
-        raise TypeError(f"{unknown[0]}: unknown option; allowed: {allowed}, and the objective's own")
+    if not common.keys() <= COMMON.keys():
+        refuse_unknown(function, common)
     given = {name: value for name, value in common.items() if name != "reduction"}
     return check_cells(draft_logits, target_logits, tokens, lengths, **given), common.get("reduction", "paper")  # type: ignore[arg-type]
-
-
-def check_float(values: Tensor, name: str, dimensions: int, shape: str) -> None:
-    """Refuse what is no float tensor of so many dimensions."""
-    if not isinstance(values, Tensor) or values.ndim != dimensions:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name}: found {found}; allowed: a tensor {shape}")
-    if values.dtype not in FLOATS:
-        raise ValueError(f"{name}: found dtype {values.dtype}; allowed: float64, float32, bfloat16, float16")
-
-
-def check_integers(values: Tensor, name: str, dimensions: int, shape: str, rows: int) -> Tensor:
-    """Refuse what is no integer tensor of so many dimensions and rows; give it in int64, as narrow types wrap."""
-    if not isinstance(values, Tensor) or values.ndim != dimensions or values.shape[0] != rows:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name}: found {found}; allowed: a tensor {shape} with B = {rows}")
-    if values.is_floating_point() or values.dtype == torch.bool:
-        raise ValueError(f"{name}: found dtype {values.dtype}; allowed: integers")
-    return values.long()
-
-
-def check_devices(**given: Tensor | None) -> None:
-    """Refuse tensors of several devices."""
-    first, *others = ((name, values) for name, values in given.items() if isinstance(values, Tensor))
-    for name, values in others:
-        if values.device != first[1].device:
-            raise ValueError(f"{name}: found on {values.device}; allowed: {first[1].device}, that of {first[0]}")
 
 
 def check_log_q(log_q: Tensor, valid: Tensor, name: str) -> None:
     """Refuse what is no log-probability at cells that count."""
     if readable(log_q):
         refuse(valid & ~(log_q <= LOG_TOLERANCE), log_q, name, "log-probabilities, at most 0; -inf is one")
+
+
+def open_compared(
+    draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, common: Common,
+    function: Callable[..., ObjectiveResult],
+) -> tuple[Cells, str]:  # fmt: skip
+    """Check the inputs of a baseline that compares distributions."""
+    if target_logits is None:
+        found = f"found None; {name_of(function)} compares distributions"
+        raise RequestError(f"target_logits: {found}, allowed: a tensor (B, T, V)")
+    return open_cells(draft_logits, target_logits, tokens, lengths, common, function)
 
 
 def check_lengths(lengths: Tensor, rows: int, size: int) -> Tensor:
@@ -172,24 +155,23 @@ def check_starts(starts: Tensor | None, shape: tuple[int, ...], size: int) -> Te
     return starts
 
 
-def check_stops(stop_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-    """Give the stop tokens, all of the vocabulary."""
+def check_stops(stop_ids: Sequence[int], vocabulary: int | None = None) -> tuple[int, ...]:
+    """Give the stop tokens, all of the vocabulary where it is known."""
+    if isinstance(stop_ids, Tensor):
+        raise RequestError("stop_ids: found a tensor; allowed: a sequence of token ids, as its tolist()")
     if not isinstance(stop_ids, Iterable):
-        raise RequestError(f"stop_ids: found {stop_ids!r}; allowed: a sequence of token ids")
+        one = f", [{stop_ids}] of one" if isinstance(stop_ids, Integral) else ""
+        raise RequestError(f"stop_ids: found {stop_ids!r}; allowed: a sequence of token ids{one}")
+    allowed = "token ids" if vocabulary is None else f"token ids 0 to {vocabulary - 1}"
     for stop in stop_ids:
-        if isinstance(stop, bool) or not isinstance(stop, Integral) or not 0 <= stop < vocabulary:
-            raise RequestError(f"stop_ids: found {stop!r}; allowed: token ids 0 to {vocabulary - 1}")
+        wrong = isinstance(stop, bool) or not isinstance(stop, Integral)
+        if wrong or stop < 0 or (vocabulary is not None and stop >= vocabulary):
+            raise RequestError(f"stop_ids: found {stop!r}; allowed: {allowed}")
     return tuple(int(stop) for stop in stop_ids)
 
 
-def readable(values: Tensor) -> bool:
-    """Whether values may be looked at without making a device wait or breaking a compiled graph."""
-    return not torch.compiler.is_compiling() and values.device.type == "cpu"
-
-
-def refuse(wrong: Tensor, values: Tensor, name: str, allowed: str) -> None:
-    """Raise for the first wrong value, by its place."""
-    if wrong.any():
-        place = tuple(torch.nonzero(wrong)[0].tolist())
-        where = f"rollout {place[0]}" + (f", position {', '.join(map(str, place[1:]))}" if place[1:] else "")
-        raise ValueError(f"{name}: {where}: found {values[place].item()}; allowed: {allowed}")
+def check_temperature(temperature: float) -> float:
+    """Give the temperature, above 0."""
+    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise RequestError(f"temperature: found {temperature!r}; allowed: a number above 0")
+    return float(temperature)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from markov_spec.arrays import RequestError
 from markov_spec.objectives.inputs import Common, open_cells
-from markov_spec.objectives.result import Objective, ObjectiveResult, reduce_cells
+from markov_spec.objectives.result import Objective, ObjectiveResult, reduce_cells, spell_out
 
 
+@spell_out
 def cross_entropy(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -56,11 +57,12 @@ def cross_entropy(
     >>> objectives.cross_entropy(logits, None, torch.tensor([[0, 1]]), torch.tensor([2]))
     ObjectiveResult(cross-entropy, token-mean: 0.836988)
     """
-    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common)
+    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common, cross_entropy)
     log_q, _, _ = cells.read()
     return reduce_cells(-log_q, None, cells.valid, name="cross-entropy", paper="token-mean", reduction=reduction)
 
 
+@spell_out
 def dflash_decay(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, *, gamma: float = 4.0,
     **common: Unpack[Common],
@@ -101,13 +103,14 @@ def dflash_decay(
     """
     if not gamma > 0:
         raise RequestError(f"gamma: found {gamma}; allowed: above 0")
-    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common)
+    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common, dflash_decay)
     log_q, _, _ = cells.read()
     depth = torch.arange(log_q.shape[2], device=log_q.device, dtype=torch.float64)
     weight = torch.exp(-depth / gamma).expand(log_q.shape)
     return reduce_cells(-log_q, weight, cells.valid, name="dflash-decay", paper="weight-mean", reduction=reduction)
 
 
+@spell_out
 def d_pace(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, *, alpha: float = 0.5,
     **common: Unpack[Common],
@@ -150,7 +153,7 @@ def d_pace(
     """
     if not 0 <= alpha <= 1:
         raise RequestError(f"alpha: found {alpha}; allowed: 0 to 1")
-    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common)
+    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common, d_pace)
     log_q, _, _ = cells.read()
     lifted = ((1 - alpha) * log_q.detach().double().exp() + alpha).where(cells.valid, 1)
     worth = torch.cumprod(lifted, 2) * cells.valid
@@ -160,6 +163,7 @@ def d_pace(
     )
 
 
+@spell_out
 def auf(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -197,13 +201,14 @@ def auf(
     >>> objectives.auf(logits, None, torch.tensor([[0, 1]]), torch.tensor([2]))  # without depth 2 of block 0
     ObjectiveResult(auf, weight-mean: 0.836988)
     """
-    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common)
+    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common, auf)
     log_q, _, hit = cells.read(hits=True)
     right = (hit | ~cells.valid).double().cumprod(2)
     weight = torch.cat([torch.ones_like(right[..., :1]), right[..., :-1]], 2)
     return reduce_cells(-log_q, weight, cells.valid, name="auf", paper="weight-mean", reduction=reduction)
 
 
+@spell_out
 def chain(
     draft_logits: Tensor, target_logits: Tensor | None, tokens: Tensor, lengths: Tensor, **common: Unpack[Common]
 ) -> ObjectiveResult:
@@ -238,7 +243,7 @@ def chain(
     >>> objectives.chain(logits, None, torch.tensor([[0, 1]]), torch.tensor([2]))
     ObjectiveResult(chain, block-mean: -0.484375)
     """
-    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common)
+    cells, reduction = open_cells(draft_logits, target_logits, tokens, lengths, common, chain)
     log_q, _, _ = cells.read()
     survival = torch.cumprod(log_q.exp().where(cells.valid, 1), 2)
     return reduce_cells(-survival, None, cells.valid, name="chain", paper="block-mean", reduction=reduction)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from markov_spec.arrays import RequestError
+from markov_spec.objectives.checks import readable, refuse
 
 FRAMES = ("label", "input")
 
@@ -25,7 +26,7 @@ def label_mask(mask: Tensor, mask_frame: Literal["label", "input"] | None, shape
     Parameters
     ----------
     mask : Tensor, (B, T)
-        Booleans, or numbers of which 0 is false.
+        Booleans, or numbers 0 and 1; of labels that say -100 where nothing is learned, ``labels != -100``.
     mask_frame : {"label", "input"}
         Which of both frames the mask is in; None is refused.
     shape : tuple of int
@@ -39,7 +40,7 @@ def label_mask(mask: Tensor, mask_frame: Literal["label", "input"] | None, shape
     Raises
     ------
     ValueError
-        If the frame is missing or unknown, or the shape is another.
+        If the frame is missing or unknown, the shape is another, or, on the CPU, a number is neither 0 nor 1.
 
     Examples
     --------
@@ -53,6 +54,8 @@ def label_mask(mask: Tensor, mask_frame: Literal["label", "input"] | None, shape
         found = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"mask: found {found}; allowed: {tuple(shape)}, a tensor as the tokens")
     kept = mask if mask.dtype == torch.bool else mask != 0
+    if kept is not mask and readable(mask):
+        refuse(kept & (mask != 1), mask, "mask", "booleans, or 0 and 1; of labels, labels != -100")
     if mask_frame == "label":
         return kept
     return torch.cat([torch.zeros_like(kept[:, :1]), kept[:, :-1]], 1)
@@ -94,8 +97,8 @@ def block_visibility(starts: Tensor, depth: int, size: int) -> Tensor:
 
     Parameters
     ----------
-    starts : Tensor of int, (M,)
-        Where the blocks begin: a block at ``s`` has tokens ``0..s-1`` before it.
+    starts : Tensor of int, (M,) or (B, M)
+        Where the blocks begin: a block at ``s`` has tokens ``0..s-1`` before it; -1 for none, which sees itself alone.
     depth : int
         Slots in a block.
     size : int
@@ -103,9 +106,14 @@ def block_visibility(starts: Tensor, depth: int, size: int) -> Tensor:
 
     Returns
     -------
-    Tensor of bool, (M * depth, T + M * depth)
+    Tensor of bool, (M * depth, T + M * depth), or with B before
         For each slot, of its block's tokens and of all blocks' slots, those that it may see: what stands before its own
         block, and its own block. Never a token that another block drafts, nor another block.
+
+    Raises
+    ------
+    ValueError
+        If ``starts`` are no integers of one or two dimensions.
 
     Examples
     --------
@@ -114,6 +122,11 @@ def block_visibility(starts: Tensor, depth: int, size: int) -> Tensor:
     >>> seen.int().tolist()
     [[1, 0, 0, 1, 0], [1, 1, 0, 0, 1]]
     """
-    owner = torch.arange(starts.numel(), device=starts.device).repeat_interleave(depth)
-    before = torch.arange(size, device=starts.device) < starts.repeat_interleave(depth)[:, None]
-    return torch.cat([before, owner[:, None] == owner], 1)
+    wrong = not isinstance(starts, Tensor) or starts.ndim not in (1, 2)
+    if wrong or starts.is_floating_point() or starts.dtype == torch.bool:
+        found = f"{tuple(starts.shape)} of {starts.dtype}" if isinstance(starts, Tensor) else type(starts).__name__
+        raise ValueError(f"starts: found {found}; allowed: a tensor of integers, (M,) or (B, M)")
+    owner = torch.arange(starts.shape[-1], device=starts.device).repeat_interleave(depth)
+    before = torch.arange(size, device=starts.device) < starts.repeat_interleave(depth, -1)[..., None]
+    own = owner[:, None] == owner
+    return torch.cat([before, own.expand(*starts.shape[:-1], *own.shape)], -1)

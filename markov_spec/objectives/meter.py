@@ -32,7 +32,7 @@ from markov_spec.objectives.weights import acceptance, log_ratio
 FAR = 2  # times the drafts accepted: what accuracies may promise without a warning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AcceptanceFigures:
     """What a meter has seen, all floats; None where nothing was seen that a figure could be of.
 
@@ -70,6 +70,37 @@ class AcceptanceFigures:
     tau: float | None
     uniform_start_length: float | None
     error: dict[str, float | None]
+
+    def __repr__(self) -> str:
+        found = f"{self.rollouts} rollouts, {self.tokens:.0f} tokens"
+        if self.accepted_length is None:
+            return f"AcceptanceFigures({found})"
+        error = "" if self.standard_error is None else f" +- {self.standard_error:.2g}"
+        return f"AcceptanceFigures(accepted length {self.accepted_length:.4g}{error}, {found})"
+
+    def to_dict(self) -> dict[str, float]:
+        """Give all figures as floats by flat names, for loggers; without those that there are none of.
+
+        Returns
+        -------
+        dict of str to float
+            Depths as ``conditional_1``, errors as ``error_tau``.
+
+        Examples
+        --------
+        >>> from markov_spec import objectives
+        >>> objectives.AcceptanceMeter(2).compute().to_dict()
+        {'rounds': 0.0, 'tokens': 0.0, 'rollouts': 0.0}
+        """
+        flat: dict[str, float | None] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):
+                flat |= {f"{name}_{k}": one for k, one in enumerate(value, 1)}
+            elif isinstance(value, dict):
+                flat |= {f"{name}_{key}": one for key, one in value.items()}
+            else:
+                flat[name] = value
+        return {name: float(value) for name, value in flat.items() if value is not None}
 
 
 class AcceptanceMeter:
@@ -163,6 +194,10 @@ class AcceptanceMeter:
         by_depth = (occupancy[..., None] * survival, occupancy[..., None] * reached, hits, valid.double())
         found = [torch.stack([one.double() for one in scalars]), *(one.sum((0, 1)) for one in by_depth)]
         self.sums = self.sums.to(lengths.device) + torch.cat(found)
+
+    def reset(self) -> None:
+        """Forget all that was added."""
+        self.sums = torch.zeros_like(self.sums)
 
     def reduce(self, group: Any = None) -> None:
         """Add up the sums of all processes of a ``torch.distributed`` group: once, before ``compute``."""

@@ -14,9 +14,10 @@ Rollouts and blocks without a valid cell are left out of the means over them. A 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ from torch import Tensor
 from markov_spec.arrays import RequestError
 
 REDUCTIONS = ("paper", "token-mean", "weight-mean", "row-mean", "block-mean", "batch-mean", "padded-mean", "sum")
+COMMON = {"starts": None, "mask": None, "mask_frame": None, "reduction": "paper", "temperature": 1.0}
 GradientKind = Literal["exact", "surrogate"]
+Function = TypeVar("Function", bound="Callable[..., ObjectiveResult]")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,8 +66,12 @@ class ObjectiveResult:
     accepted_length: Tensor | None = None
 
     def __repr__(self) -> str:
-        length = "" if self.accepted_length is None else f", accepted length {float(self.accepted_length):.4g}"
-        return f"ObjectiveResult({self.name}, {self.reduction}: {float(self.loss.detach()):.6g}{length})"
+        exact = ""
+        if self.rounds is not None and self.accepted_length is not None:
+            below = {"rollout-mean": (self.count > 0).sum(), "token-mean": self.count.sum()}.get(self.reduction)
+            rounds = float(self.rounds.sum() if below is None else _quotient(self.rounds.sum(), below))
+            exact = f", exact rounds {rounds:.6g}, accepted length {float(self.accepted_length):.4g}"
+        return f"ObjectiveResult({self.name}, {self.reduction}: {float(self.loss.detach()):.6g}{exact})"
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,12 @@ class Objective:
     reads_target : bool
         Whether ``target_logits`` may not be None.
     source : str
+
+    Examples
+    --------
+    >>> from markov_spec.objectives import OBJECTIVES
+    >>> OBJECTIVES["d-pace"].options
+    ('alpha', 'starts', 'mask', 'mask_frame', 'reduction', 'temperature')
     """
 
     name: str
@@ -90,6 +103,49 @@ class Objective:
     reduction: str
     reads_target: bool
     source: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the function takes by name; it refuses all else with a TypeError."""
+        return _options(self.function)
+
+
+class Registry(dict[str, Objective]):
+    """Objectives by name; a KeyError for another says which there are."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"objective: found {name!r}; allowed: {', '.join(self)}")
+
+
+def spell_out(function: Function) -> Function:
+    """Give a function a signature, for completion, that names what its ``**common`` takes and hides ``**unknown``."""
+    signature = inspect.signature(function)
+    *own, rest = signature.parameters.values()
+    common = COMMON if rest.name == "common" else {}
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one) for name, one in common.items()]
+    setattr(function, "__signature__", signature.replace(parameters=[*own, *named]))  # noqa: B010
+    return function
+
+
+def refuse_unknown(
+    function: Callable[..., ObjectiveResult], options: Iterable[str], why: Mapping[str, str] | None = None
+) -> None:
+    """Refuse options that an objective does not take."""
+    allowed = _options(function)
+    for name in options:
+        if name not in allowed:
+            reason = f" ({why[name]})" if why and name in why else ""
+            raise TypeError(f"{name_of(function)}: {name}: unknown option{reason}; allowed: {', '.join(allowed)}")
+
+
+def name_of(function: Callable[..., ObjectiveResult]) -> str:
+    """Give the name of an objective in the registry."""
+    return function.__name__.replace("_", "-")
+
+
+def _options(function: Callable[..., ObjectiveResult]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
 def reduce_cells(

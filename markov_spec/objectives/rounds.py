@@ -10,7 +10,8 @@
 The rollout form is exact for each rollout. The cost form puts the probability of a rejection, over all tokens that the
 target may say, in the place of the one that happened: equal on average over unselected rollouts, and with a gradient at
 every token. It is meant for averages only: of a single rollout it may be made less than the fewest rounds, by
-rejections that would cost other rollouts more.
+rejections that would cost other rollouts more. Epochs over few fixed rollouts do just that, and the loss falls below
+their exact rounds.
 
 Both recursions run forward only. The gradient is ``sum_{s,k} dE/da grad a + dE/dc grad c`` (``weights``), and no tape
 goes through time. Source: arXiv 2610.10411.
@@ -19,38 +20,35 @@ goes through time. Source: arXiv 2610.10411.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Literal
+from typing import Literal, Never
 
 import torch
 from torch import Tensor
 
 from markov_spec.arrays import RequestError, check_integer
 from markov_spec.objectives._tiles import positions, read_cells, working_type
-from markov_spec.objectives.inputs import (
-    check_cells,
-    check_devices,
-    check_float,
-    check_integers,
-    check_lengths,
-    check_log_q,
-    check_starts,
-    check_stops,
-    readable,
-    refuse,
-)
-from markov_spec.objectives.result import Objective, ObjectiveResult
+from markov_spec.objectives.checks import check_blocks, check_devices, check_float, check_integers, readable, refuse
+from markov_spec.objectives.inputs import check_cells, check_lengths, check_log_q, check_starts, check_stops
+from markov_spec.objectives.result import Objective, ObjectiveResult, refuse_unknown, spell_out
 from markov_spec.objectives.sampling import SampledStarts
 from markov_spec.objectives.weights import Rule, check_rule, weigh
 
 REDUCTIONS = ("paper", "rollout-mean", "token-mean", "sum")
+OTHER_FORM = {
+    "rollout": "give cost=scores.cost to sample_starts, or form='rollout' here",
+    "cost": "leave cost out of sample_starts, or give form='cost' here",
+}
+NO_MASK = dict.fromkeys(("mask", "mask_frame"), "a token that is not learned is decoded all the same: cut prompts off")
+RULED_OUT = "finite logits of what the rollout says: this token is ruled out, as a filter (top-k, top-p) may do"
 
 
+@spell_out
 def edr(
     draft_logits: Tensor, target_logits: Tensor, tokens: Tensor | None, lengths: Tensor, *,
     starts: Tensor | None = None, weights: Tensor | None = None, aux: SampledStarts | None = None,
     form: Literal["cost", "rollout"] = "cost",
     stop_ids: Sequence[int] = (), temperature: float = 1.0, rule: Rule = "rejection", first_start: int = 0,
-    reduction: str = "paper",
+    reduction: str = "paper", **unknown: Never,
 ) -> ObjectiveResult:  # fmt: skip
     """Compute the expected decoding rounds of a batch of rollouts, to be minimised.
 
@@ -94,6 +92,11 @@ def edr(
 
     Notes
     -----
+    The cost form equals the rounds in expectation over unselected rollouts. Several epochs over few fixed ones bias it:
+    its loss falls below the batch's exact rounds, which rollouts unseen do not follow. Draw new rollouts, or use
+    ``form="rollout"``, and watch ``loss`` beside ``rounds.mean()``; the result shows both. Tokens must be what the
+    target says at this temperature: on other text the rounds are teacher-forced, exact of a decoding made to say it.
+
     Two passes over the logits, which are all that is kept beside ``O(B T K)``. Where ``q = p``, acceptance has two
     slopes; that of more acceptance, 0, is taken. Tokens that are recorded past a stop token are decoded too: cut
     rollouts there. Under ``torch.compile`` and on a device values are not looked at: lengths and starts out of range
@@ -109,11 +112,13 @@ def edr(
     >>> tokens, lengths = torch.tensor([[0, 1, 1, 0]]), torch.tensor([4])
     >>> result = objectives.edr(draft, target, tokens, lengths)
     >>> result
-    ObjectiveResult(edr, rollout-mean: 2.125, accepted length 2)
+    ObjectiveResult(edr, rollout-mean: 2.125, exact rounds 2, accepted length 2)
     >>> result.loss.backward()
     >>> draft.grad[0, 1, 0]  # a round from start 1 would do better to draft token 0 more often there
     tensor([-0.0938,  0.0938])
     """
+    if unknown:
+        refuse_unknown(edr, unknown, NO_MASK)
     check_rule(rule, form)
     check_integer(first_start, "first_start", 0)
     first_start = int(first_start)
@@ -121,17 +126,19 @@ def edr(
         raise RequestError(f"reduction: found {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
     if not isinstance(draft_logits, Tensor) or draft_logits.ndim not in (3, 4):
         check_float(draft_logits, "draft_logits", 4, "(B, M, K, V), or (B, M, K) of log-probabilities")
+    scalars = draft_logits.ndim == 3
+    if scalars and isinstance(target_logits, Tensor) and target_logits.ndim == 3:
+        check_blocks(draft_logits)
+    stops = () if scalars else check_stops(stop_ids, draft_logits.shape[-1])
     _check_sample(starts, weights, aux, (form, rule, first_start), draft_logits)
-    if draft_logits.ndim == 3:
+    if scalars:
         _refuse_options(stop_ids, temperature)
         log_p, log_q, costs = _given(draft_logits, target_logits, tokens, lengths, starts, form)
     else:
+        _check_settings(aux, stops, temperature)
         if tokens is None:
             raise RequestError("tokens: found None; allowed: a tensor (B, T), unless log-probabilities are given")
-        log_p, log_q, costs = _read(
-            draft_logits, target_logits, tokens, lengths, starts, check_stops(stop_ids, draft_logits.shape[-1]),
-            temperature, form,
-        )  # fmt: skip
+        log_p, log_q, costs = _read(draft_logits, target_logits, tokens, lengths, starts, stops, temperature, form)
     lengths = lengths.long()
     if aux is None:
         found = weigh(log_p, log_q.detach(), lengths, None if costs is None else costs.detach(), rule, first_start)
@@ -159,8 +166,9 @@ def _check_sample(
         raise RequestError(f"aux: found {type(aux).__name__}; allowed: what sample_starts gave")
     made = aux.form, aux.rule, aux.first_start
     if made != chosen:
+        instead = "" if made[0] == chosen[0] else "; " + OTHER_FORM[aux.form]
         raise RequestError("aux: found one for form {!r}, rule {!r} and first_start {}; ".format(*made)
-                           + "allowed: for {!r}, {!r} and {}".format(*chosen))  # fmt: skip
+                           + "allowed: for {!r}, {!r} and {}".format(*chosen) + instead)  # fmt: skip
     shape = tuple(draft.shape[:3])
     if tuple(aux.log_q.shape) != shape:
         raise ValueError(f"aux: found one for (B, M, K) = {tuple(aux.log_q.shape)}; allowed: {shape}, of draft_logits")
@@ -176,6 +184,17 @@ def _check_sample(
     if readable(weights):
         for name, one, own in (("starts", starts, aux.starts), ("weights", weights, aux.weights)):
             refuse(one != own, one, name, "what sample_starts gave with aux")
+
+
+def _check_settings(aux: SampledStarts | None, stops: tuple[int, ...], temperature: float) -> None:
+    if aux is None:
+        return
+    if aux.temperature != temperature:
+        allowed = f"allowed: {temperature}, of this call; give temperature=scores.temperature to sample_starts"
+        raise RequestError(f"aux: found one for temperature {aux.temperature}; {allowed}")
+    if aux.form == "cost" and set(aux.stop_ids) != set(stops):
+        allowed = f"allowed: {stops}, of this call; give stop_ids=scores.stop_ids to sample_starts"
+        raise RequestError(f"aux: found one for stop_ids {aux.stop_ids}; {allowed}")
 
 
 def _refuse_options(stop_ids: Sequence[int], temperature: float) -> None:
@@ -211,6 +230,8 @@ def _read(
     cells = check_cells(draft_logits, target_logits, tokens, lengths, starts=starts, temperature=temperature)
     with torch.no_grad():
         log_p, _, _ = read_cells(target_logits[:, :, None], None, cells.tokens, cells.lengths, temperature=temperature)
+    if readable(log_p):
+        refuse(~log_p[..., 0].isfinite(), log_p[..., 0], "target_logits", RULED_OUT)
     log_q, measured, _ = read_cells(
         draft_logits, target_logits if form == "cost" else None, cells.tokens, cells.lengths, cells.starts,
         stop_ids=stops, temperature=temperature, measures="rejected" if form == "cost" else "",

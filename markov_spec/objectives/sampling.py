@@ -7,6 +7,7 @@ starts is estimated by the sampled ones over their ``pi`` (Horvitz and Thompson 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from markov_spec.arrays import RequestError, check_integer
-from markov_spec.objectives.inputs import check_float, readable, refuse
+from markov_spec.objectives.checks import check_float, readable, refuse
+from markov_spec.objectives.inputs import check_stops, check_temperature
 from markov_spec.objectives.weights import Rule, acceptance, edr_weights, log_ratio
 
 
@@ -35,6 +37,9 @@ class SampledStarts:
     starts : Tensor of int64, (B, M)
     weights : Tensor of float64, (B, M)
         The sampled starts, and one over the probability of each.
+    temperature : float
+    stop_ids : tuple of int
+        Of the scores; ``edr`` refuses others.
     """
 
     form: Literal["cost", "rollout"]
@@ -46,6 +51,8 @@ class SampledStarts:
     first_start: int
     starts: Tensor
     weights: Tensor
+    temperature: float
+    stop_ids: tuple[int, ...]
 
     def __repr__(self) -> str:
         rows, count, depth = self.log_q.shape
@@ -125,7 +132,7 @@ def _draw(inclusion: Tensor, count: int, rng: torch.Generator) -> tuple[Tensor, 
 
 def sample_starts(
     log_p: Tensor, log_q: Tensor, lengths: Tensor, *, count: int, rng: torch.Generator, cost: Tensor | None = None,
-    rule: Rule = "rejection", first_start: int = 0,
+    rule: Rule = "rejection", first_start: int = 0, stop_ids: Sequence[int] = (), temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor, SampledStarts]:  # fmt: skip
     """Sample the starts whose blocks are worth a gradient, from a pass without one over all starts.
 
@@ -145,6 +152,8 @@ def sample_starts(
         ``c`` from every start (`score_cells`): for the cost form.
     rule, first_start
         As of `edr_weights`.
+    stop_ids, temperature
+        With which ``score_cells`` made the scores, which keep them: noted, for ``edr`` to refuse others.
 
     Returns
     -------
@@ -158,7 +167,7 @@ def sample_starts(
     Raises
     ------
     ValueError
-        As of `edr_weights`, and if ``count`` is below 1 or ``rng`` no generator.
+        As of `edr_weights`, and if ``count`` is below 1, ``rng`` no generator, or stop_ids or temperature are not such.
 
     Notes
     -----
@@ -167,22 +176,34 @@ def sample_starts(
 
     Examples
     --------
+    A step on three starts of each rollout, of a drafter that reads the newest token:
+
     >>> import torch
     >>> from markov_spec import objectives
-    >>> log_p, log_q = torch.full((1, 6), .5).log(), torch.full((1, 6, 2), .3).log()
     >>> rng = torch.Generator().manual_seed(0)
-    >>> starts, weights, aux = objectives.sample_starts(log_p, log_q, torch.tensor([6]), count=3, rng=rng)
-    >>> starts.tolist()
-    [[1, 3, 5]]
-    >>> aux
-    SampledStarts(1 rollouts, M = 3, K = 2, rollout form, rejection)
+    >>> target, tokens = torch.randn(2, 6, 5, generator=rng), torch.randint(5, (2, 6), generator=rng)
+    >>> drafter = torch.nn.Embedding.from_pretrained(torch.randn(6, 2 * 5, generator=rng), freeze=False)
+    >>> newest = torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=5)
+    >>> lengths, settings = torch.tensor([6, 2]), {"temperature": .8, "stop_ids": (4,)}
+    >>> with torch.no_grad():  # all starts, some at a time and `CellScores.join` where they are too many
+    ...     scores = objectives.score_cells(drafter(newest).unflatten(-1, (2, 5)), target, tokens, lengths, **settings)
+    >>> starts, weights, aux = objectives.sample_starts(
+    ...     scores.log_p, scores.log_q, lengths, count=3, rng=rng, cost=scores.cost, **settings)
+    >>> context = newest.gather(1, starts.clamp(min=0))  # where there is no start, -1, anything will do
+    >>> blocks = drafter(context).unflatten(-1, (2, 5))
+    >>> result = objectives.edr(
+    ...     blocks, target, tokens, lengths, starts=starts, weights=weights, aux=aux, **settings)
+    >>> result.loss.backward()
+    >>> tuple(blocks.shape), starts[1].tolist(), bool(drafter.weight.grad.any())
+    ((2, 3, 2, 5), [0, -1, -1], True)
     """
+    stops, temperature = check_stops(stop_ids), check_temperature(temperature)
     weighed = edr_weights(log_p, log_q, lengths, cost=cost, rule=rule, first_start=first_start)
     starts, weights = _draw(inclusion_probabilities(weighed.occupancy, count), count, rng)
     aux = SampledStarts(
         "rollout" if cost is None else "cost", rule, weighed.rounds, weighed.value, _at(weighed.log_q, starts),
         None if weighed.cost is None else _at(weighed.cost, starts), int(first_start),
-        starts, weights,
+        starts, weights, temperature, stops,
     )  # fmt: skip
     return starts, weights, aux
 

@@ -25,10 +25,12 @@ from torch import Tensor
 from markov_spec.arrays import LOG_TOLERANCE, RequestError, check_integer
 from markov_spec.chain import _torch
 from markov_spec.objectives._tiles import positions
-from markov_spec.objectives.inputs import check_devices, check_float, check_lengths, check_log_q, readable, refuse
+from markov_spec.objectives.checks import check_devices, check_float, readable, refuse
+from markov_spec.objectives.inputs import check_lengths, check_log_q
 
 Rule = Literal["rejection", "block"]
 RULES = ("rejection", "block")
+SAID = "finite, at most 0; -inf is of a token that the target rules out, as a filter (top-k, top-p) does"
 TOLERANCE = 1e-5  # of sums of probabilities in float32
 
 
@@ -175,7 +177,7 @@ def log_ratio(log_p: Tensor, log_q: Tensor, lengths: Tensor) -> tuple[Tensor, Te
     at, valid = positions(None, tuple(log_q.shape), lengths, log_p.shape[1])
     if readable(log_p):
         inside = torch.arange(log_p.shape[1]) < lengths[:, None]
-        refuse(inside & ~(log_p <= LOG_TOLERANCE) | inside & log_p.isinf(), log_p, "log_p", "finite, at most 0")
+        refuse(inside & ~(log_p <= LOG_TOLERANCE) | inside & log_p.isinf(), log_p, "log_p", SAID)
     target = torch.gather(log_p.double(), 1, at.flatten(1)).view(at.shape)
     return (log_q.double() - target).where(valid, 0), valid
 

@@ -269,7 +269,36 @@ def test_refusals_invariant(options, message):
 def test_impossible_rollout_is_refused_invariant():
     given = oracle.batch(0)
     given.target[1, 2, given.tokens[1, 2]] = -torch.inf
-    with pytest.raises(ValueError, match="log_p: rollout 1, position 2: found -inf; allowed: finite, at most 0"):
+    with pytest.raises(ValueError, match="target_logits: rollout 1, position 2: found -inf; allowed: finite"):
         call(given, given.draft)
+    scores = objectives.score_cells(given.draft, given.target, given.tokens, given.lengths)
+    with pytest.raises(
+        ValueError, match=r"log_p: rollout 1, position 2: found -inf; .* as a filter \(top-k, top-p\) does"
+    ):
+        ms.edr_weights(scores.log_p, scores.log_q, given.lengths)
     with pytest.raises(ValueError, match="form: found 'cost' for log-probabilities"):
         objectives.edr(given.draft[..., 0], given.target[..., 0], None, given.lengths)
+
+
+def test_epochs_over_fixed_rollouts_invariant():
+    """The cost form learns a fixed batch to less than its exact rounds, the rollout form does not; both are shown."""
+    given = oracle.batch(0, rows=4, size=8, vocabulary=4, lengths=[8, 8, 8, 6])
+    gaps = {}
+    for form in ("cost", "rollout"):
+        draft = given.draft.clone().requires_grad_()
+        optimizer = torch.optim.Adam([draft], lr=0.1)
+        for _ in range(60):
+            result = call(given, draft, form=form)
+            optimizer.zero_grad()
+            result.loss.backward()
+            optimizer.step()
+        gaps[form] = (result.rounds.mean() - result.loss).item()
+        for reduction, below in (("rollout-mean", 4), ("token-mean", 30), ("sum", 1)):
+            shown = repr(call(given, draft, form=form, reduction=reduction))
+            loss, exact = shown.split(": ")[1].split(", accepted")[0].split(", exact rounds ")
+            rounds = call(given, draft, form=form).rounds.sum().item()
+            assert float(exact) == pytest.approx(rounds / below, rel=1e-5)
+            assert float(loss) == pytest.approx(
+                call(given, draft, form=form, reduction=reduction).loss.item(), rel=1e-5
+            )
+    assert gaps["rollout"] == pytest.approx(0, abs=1e-12) and gaps["cost"] > 0.2

@@ -119,3 +119,19 @@ def test_holes_are_no_op_in_products_against_closed_form():
     lifted = 0.75, 0.75 * 0.625
     expected = -math.log(0.5) * sum(lifted) - math.log(0.25) * lifted[1]
     assert objectives.d_pace(*arrays, **options).loss.item() == pytest.approx(expected)
+
+
+def test_visibility_of_several_rollouts_against_reference():
+    """Row by row what one rollout has; a block of no start sees itself alone."""
+    starts = torch.tensor([[5, 7], [0, -1]])
+    seen = objectives.block_visibility(starts, 4, 10)
+    assert seen.shape == (2, 8, 18)
+    for row, own in zip(seen, starts, strict=True):
+        assert torch.equal(row, objectives.block_visibility(own, 4, 10))
+    assert seen[1, 4:].sum(1).tolist() == [4] * 4
+    for wrong, found in (
+        (torch.zeros(1, 1, 2).long(), r"\(1, 1, 2\) of torch.int64"), (torch.zeros(2), r"\(2,\) of torch.float32"),
+        (torch.tensor(3), r"\(\) of"), ([1, 2], "list"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"starts: found {found}.*; allowed: a tensor of integers, \(M,\) or"):
+            objectives.block_visibility(wrong, 4, 10)

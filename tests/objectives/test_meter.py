@@ -144,3 +144,25 @@ def test_refusals_invariant():
     given = oracle.batch(0)
     with pytest.raises(ValueError, match=r"scores: found \(B, M, K\) = \(3, 5, 3\); allowed: \(3, 5, 2\)"):
         objectives.AcceptanceMeter(2).update(scored(given))
+
+
+@pytest.mark.filterwarnings("ignore:accuracies by depth")
+def test_figures_for_loggers_invariant():
+    """Floats alone, each where the figures have it; and a reset meter has seen nothing."""
+    meter, given = objectives.AcceptanceMeter(3), oracle.batch(0)
+    meter.update(scored(given))
+    figures = meter.compute()
+    flat = figures.to_dict()
+    assert all(type(value) is float for value in flat.values())
+    assert (flat["accepted_length"], flat["rollouts"]) == (figures.accepted_length, 2)
+    assert [flat[f"conditional_{k}"] for k in (1, 2, 3)] == list(figures.conditional)
+    assert [flat[f"slot_accuracy_{k}"] for k in (1, 2, 3)] == list(figures.slot_accuracy)
+    assert {name: flat[f"error_{name}"] for name in figures.error} == figures.error
+    assert len(flat) == 9 + 6 + 4
+    assert repr(figures).startswith(f"AcceptanceFigures(accepted length {figures.accepted_length:.4g} +- ")
+    assert len(repr(figures)) < 100
+    meter.reset()
+    assert meter.compute() == objectives.AcceptanceMeter(3).compute()
+    assert repr(meter.compute()) == "AcceptanceFigures(0 rollouts, 0 tokens)"
+    meter.update(scored(given))
+    assert meter.compute() == figures

@@ -77,7 +77,7 @@ def test_all_starts_sampled_against_reference(form, rule):
     scores = scored(given, stop_ids=(1,))
     starts, weights, aux = objectives.sample_starts(
         scores.log_p, scores.log_q, given.lengths, count=8, rng=torch.Generator().manual_seed(0),
-        cost=scores.cost if form == "cost" else None, rule=rule,
+        cost=scores.cost if form == "cost" else None, rule=rule, stop_ids=(1,),
     )  # fmt: skip
     full = given.draft.clone().requires_grad_()
     expected = objectives.edr(full, given.target, given.tokens, given.lengths, form=form, rule=rule, stop_ids=(1,))
@@ -194,17 +194,90 @@ def test_other_uses_are_refused_invariant():
         ms.edr_weights(scores.log_p, scores.log_q[:, :4], given.lengths)
 
 
-def test_chunks_of_starts_invariant():
-    """Scores of some starts at a time, joined, are those of all."""
-    given = oracle.batch(4, rows=2, size=6, depth=3, lengths=[6, 4])
-    whole = scored(given, stop_ids=(2,))
-    parts = []
-    for chosen in ([0, 1, 2, 3], [4, 5]):
-        starts = torch.tensor([chosen] * 2)
-        parts.append(
-            objectives.score_cells(
-                at_starts(given.draft, starts), given.target, given.tokens, given.lengths, starts=starts, stop_ids=(2,)
-            )
+def in_parts(given, *parts, **options):
+    for chosen in parts:
+        starts = torch.tensor([chosen] * given.draft.shape[0])
+        yield objectives.score_cells(
+            at_starts(given.draft, starts), given.target, given.tokens, given.lengths, starts=starts, **options
         )
-    for name in ("log_q", "cost", "overlap", "hit"):
-        torch.testing.assert_close(torch.cat([getattr(part, name) for part in parts], 1), getattr(whole, name))
+
+
+def test_chunks_of_starts_invariant():
+    """Scores of some starts at a time, joined, are those of all: for the meter and for sampling, too."""
+    given = oracle.batch(4, rows=2, size=6, depth=3, lengths=[6, 4])
+    whole = scored(given, stop_ids=(2,), temperature=0.7)
+    parts = list(in_parts(given, [0, 1, 2, 3], [4, 5], stop_ids=(2,), temperature=0.7))
+    joined = objectives.CellScores.join(parts)
+    for name in ("log_p", "log_q", "cost", "overlap", "hit", "lengths"):
+        torch.testing.assert_close(getattr(joined, name), getattr(whole, name), rtol=0, atol=0)
+    assert (joined.temperature, joined.stop_ids) == (whole.temperature, whole.stop_ids) == (0.7, (2,))
+    assert joined.starts.tolist() == [list(range(6))] * 2
+    meters = objectives.AcceptanceMeter(3), objectives.AcceptanceMeter(3)
+    for meter, one in zip(meters, (whole, joined), strict=True):
+        meter.update(one)
+    assert torch.equal(meters[0].sums, meters[1].sums)
+
+
+def test_parts_that_do_not_belong_together_invariant():
+    given, other = oracle.batch(4, rows=2, lengths=[5, 4]), oracle.batch(5, rows=2, lengths=[5, 4])
+    (first,), join = in_parts(given, [0, 1]), objectives.CellScores.join
+    for parts, message in (
+        ([], "parts: found none; allowed: one or more"),
+        ([first, scored(given)], "parts: part 1: found no starts; allowed: what score_cells gave with starts"),
+        ([first, *in_parts(given, [2], temperature=0.5)], r"parts: part 1: found temperature 0.5, stop_ids \(\); allo"),
+        ([first, *in_parts(given, [2], stop_ids=[1])], r"parts: part 1: found temperature 1.0, stop_ids \(1,\); allo"),
+        ([first, *in_parts(other, [2])], "parts: part 1: found other rollouts; allowed: those of part 0"),
+        (
+            [first, *in_parts(oracle.batch(4, rows=2, depth=2), [2])],
+            r"found \(B, T, K\) = \(2, 5, 2\); allowed: \(2, 5",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            join(parts)
+
+
+def test_samples_of_other_settings_are_refused_invariant():
+    """A temperature, stop tokens or a form other than those of the scores."""
+    given = oracle.batch(2, rows=2, lengths=[5, 3])
+    scores = scored(given, stop_ids=(1,), temperature=0.5)
+
+    def call(noted, **options):
+        rng = torch.Generator().manual_seed(0)
+        starts, weights, aux = objectives.sample_starts(
+            scores.log_p, scores.log_q, given.lengths, count=2, rng=rng, **noted
+        )
+        assert aux.temperature == noted.get("temperature", 1) and aux.stop_ids == tuple(noted.get("stop_ids", ()))
+        return objectives.edr(
+            at_starts(given.draft, starts), given.target, given.tokens, given.lengths, starts=starts, weights=weights,
+            aux=aux, **options,
+        )  # fmt: skip
+
+    settings = {"temperature": scores.temperature, "stop_ids": scores.stop_ids}
+    right = {"cost": scores.cost, **settings}
+    assert call(right, **settings).loss > 1
+    for noted, options, message in (
+        (
+            right,
+            {"stop_ids": (1,)},
+            "aux: found one for temperature 0.5; allowed: 1.0, of this call; give temperature=",
+        ),
+        (
+            right,
+            {"temperature": 0.5},
+            r"aux: found one for stop_ids \(1,\); allowed: \(\), of this call; give stop_ids=",
+        ),
+        (settings, settings, "form 'rollout', .*; give cost=scores.cost to sample_starts, or form='rollout' here"),
+        (
+            right,
+            settings | {"form": "rollout"},
+            "form 'cost', .*; leave cost out of sample_starts, or give form='cost'",
+        ),
+        ({"temperature": 0}, {}, "temperature: found 0; allowed: a number above 0"),
+        ({"stop_ids": (-1,)}, {}, "stop_ids: found -1; allowed: token ids"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(noted, **options)
+    # Stop tokens are of no effect in the rollout form.
+    assert (
+        call({"temperature": 0.5}, form="rollout", **settings).loss == call(settings, form="rollout", **settings).loss
+    )
