@@ -147,12 +147,12 @@ class BoundedEvaluation:
         )
 
     def _repr_html_(self) -> str:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for row in self.results(by="benchmark"):
             ends = [(row[f"{name}_low"], row[f"{name}_high"]) for name in ("rounds", "pooled_length")]
             rounds, length = ("-" if low is None else f"{low:.4f} to {high:.4f}" for low, high in ends)
             own = "-" if row["pooled_length"] is None else f"{row['pooled_length']:.4f}"
-            rows.append((str(row["benchmark"]), rounds, length, own, f"{row['uncertain_share']:.1%}"))
+            rows.append((row["benchmark"], rounds, length, own, f"{row['uncertain_share']:.1%}"))
         titles = ("benchmark", "rounds", "pooled length", "as recorded", "uncertain drafts")
         return html_lines([repr(self)]) + html_table(Cells(titles, "lrrrr", rows))
 
