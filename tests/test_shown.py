@@ -114,3 +114,14 @@ def test_bounds_against_reference():
     for row, wanted in zip(rows, found.results(by="benchmark"), strict=True):
         assert row[0] == wanted["benchmark"] and row[3] == f"{wanted['pooled_length']:.4f}"
         assert row[2] == f"{wanted['pooled_length_low']:.4f} to {wanted['pooled_length_high']:.4f}"
+
+
+def test_trees_are_drawn_up_to_sixty_lines_against_closed_form():
+    chain = ms.DraftTree(np.arange(70), np.arange(-1, 69))
+    html = chain._repr_html_()
+    assert paragraphs_of(html) == ["DraftTree(70 nodes, depth 70)"]
+    lines = unescape(re.search("<pre>(.*)</pre>", html, re.DOTALL)[1]).splitlines()
+    assert lines[:3] == ["root", "+- 0", "   +- 1"] and lines[-1] == "and 11 more nodes" and len(lines) == 61
+    assert "more nodes" not in ms.DraftTree([1], [-1])._repr_html_()
+    found = ms.tree_calibration(DEMO, "block:tree=best-first", budgets=[4])
+    assert paragraphs_of(found._repr_html_()) == [repr(found)]

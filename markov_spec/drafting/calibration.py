@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -79,6 +80,9 @@ class Calibration:
     rollouts: int
     by_budget: pl.DataFrame
     by_depth: pl.DataFrame
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.by_budget._repr_html_()}"
 
     def __repr__(self) -> str:
         budgets = ", ".join(map(str, self.by_budget["budget"].unique(maintain_order=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from markov_spec.arrays import Array
 from markov_spec.drafting.inputs import check_ids
 
 ROOT = -1
+SHOWN_LINES = 60  # of a tree in a notebook
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,6 +155,13 @@ class DraftTree:
             value = "" if self.log_values is None else f"  {np.exp(self.log_values[i]):.3g}"
             yield indent + " ".join(words) + value + " *" * (i in accepted)
             yield from self._lines(i, indent + ("   " if i == children[-1] else "|  "), accepted, text)
+
+    def _repr_html_(self) -> str:
+        lines = self.to_text().splitlines()
+        left = len(lines) - SHOWN_LINES
+        if left > 0:
+            lines = [*lines[:SHOWN_LINES], f"and {left} more nodes"]
+        return f"<p>{escape(repr(self))}</p><pre>{escape(chr(10).join(lines))}</pre>"
 
     def __repr__(self) -> str:
         return f"DraftTree({len(self)} node{'s' * (len(self) != 1)}, depth {self.depths.max(initial=0)})"

@@ -1,4 +1,7 @@
-"""The page in a real browser: it asks the network for nothing, complains of nothing, and fits a phone and a desk."""
+"""The page in a real browser: it asks the network for nothing, complains of nothing, and fits a phone and a desk.
+
+MARKOV_SPEC_SCREENSHOTS names a folder that keeps what it looked like.
+"""
 
 import base64
 import json
