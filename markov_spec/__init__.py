@@ -143,3 +143,7 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:  # so that hasattr and getattr with a default are answered
         raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
     return objectives if name == "objectives" else getattr(objectives, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "objectives", *_NEED_TORCH})

@@ -317,3 +317,12 @@ def test_positions_file_against_reference(world, tmp_path, capsys, monkeypatch, 
     assert main(["certify", str(world[0].path), "block", "--positions", str(file)]) == 0
     found = pl.read_csv(file) if ending == "csv" else pl.read_parquet(file)
     assert_frame_equal(found, ms.certify(world[0], "block").to_frame())
+
+
+def test_a_bound_that_the_record_exceeds_guarantees_nothing_invariant(capsys):
+    words = ["certify", "data/demo-greedy", "quant5"]
+    assert main([*words, "--kl", "0.5"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Guaranteed at this KL" not in told and "Would be guaranteed at this KL, if it held:" in told
+    assert main([*words, "--kl", "5"]) == 0
+    assert "Guaranteed at this KL:" in " ".join(capsys.readouterr().out.split())

@@ -276,3 +276,11 @@ def test_number_of_threads_invariant(monkeypatch, cores):
         found.append(ms.compare(DEMO, names, price=Affine(1.0, per_draft=0.05), resamples=99, rng=2))
     for name in ("pairs", "contenders", "benchmarks", "winners", "variance_account"):
         assert_frame_equal(getattr(found[0], name), getattr(found[1], name), check_exact=True)
+
+
+def test_a_block_drafter_charged_for_depths_is_told_invariant():
+    price = Table([1, 16], [1.0, 1.1], between="linear", per_depth=0.2)
+    told = ms.compare("data/demo", ["block", "lookup", "quant5"], price=price, resamples=9).notes
+    assert any(note.startswith("block, lookup: charged per_depth for each depth") for note in told)
+    told = ms.compare("data/demo", ["quant5", "drop1"], price=price, resamples=9).notes
+    assert not any("per_depth" in note for note in told)

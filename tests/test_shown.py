@@ -125,3 +125,14 @@ def test_trees_are_drawn_up_to_sixty_lines_against_closed_form():
     assert "more nodes" not in ms.DraftTree([1], [-1])._repr_html_()
     found = ms.tree_calibration(DEMO, "block:tree=best-first", budgets=[4])
     assert paragraphs_of(found._repr_html_()) == [repr(found)]
+
+
+def test_certificates_against_reference():
+    found = ms.certify("data/demo-greedy", "block:K=2")
+    html = found._repr_html_()
+    assert paragraphs_of(html) == [repr(found), *found.notes] and found.notes
+    head, *rows = rows_of(html)
+    assert head[:3] == ["benchmark", "drafts", "mean kl"]
+    for row, wanted in zip(rows, found.summary().to_dicts(), strict=True):
+        assert row[:2] == [wanted["benchmark"], str(wanted["drafts"])]
+        assert row[head.index("accepted")] == f"{wanted['accepted']:.1%}"

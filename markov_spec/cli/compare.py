@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, Group
+from rich.text import Text
 
 from markov_spec.cli.evaluate import FIRST_START, Contenders, Out, chosen_contenders
 from markov_spec.cli.output import AnyForm, StorePath, any_form_of, app, price_of, refuse_overwriting, show, show_frame
@@ -50,7 +51,8 @@ def compare_command(
         typer.Option(
             metavar="FILE",
             help="Prices of a round, CSV or JSON, as of [b]trees[/b]: who is cheapest is best. "
-            "[b]FILE?per_depth=0.006[/b] adds a pass of an autoregressive drafter for each depth.",
+            "[b]FILE?per_depth=0.006[/b] adds 6 ms (or .006 of the price's unit) for each depth, as for the passes "
+            "of an autoregressive drafter.",
         ),
     ] = None,
     margin: Annotated[
@@ -147,4 +149,5 @@ def compare_command(
         show(comparison_markdown(found, by), out)
     else:
         table = comparison_table(found, by)
-        show(table if why is None else Group(table, "", attribution_table(why)), out)
+        rounds_alone = "" if price is None else Text("In rounds, not in price:", style="dim")
+        show(table if why is None else Group(table, rounds_alone, attribution_table(why)), out)

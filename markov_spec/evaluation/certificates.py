@@ -13,6 +13,7 @@ import polars as pl
 
 from markov_spec.arrays import Array, RequestError, cells_inside, rollout_spans
 from markov_spec.chain import bound_rounds
+from markov_spec.comparison.cells import Cells, html_lines, html_table
 
 BREAKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 LABELS = [f"{low:g} to {high:g}" for low, high in pairwise((0, *BREAKS, 1))]
@@ -328,4 +329,16 @@ class Certificates:
         return f"Certificates({self.contender}, rule {self.rule}: {int(count)} drafts{''.join(told)})"
 
     def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
+        forms = {"drafts": "{}", "mean_kl": "{:.4f}", "mean_threshold": "{:.4f}"}  # all else is a share
+        found = self.summary()
+        rows = [
+            (
+                "-" if v is None else v if isinstance(v, str) else forms.get(k, "{:.1%}").format(v)
+                for k, v in row.items()
+            )
+            for row in found.to_dicts()
+        ]
+        titles = tuple(name.replace("_", " ") for name in found.columns)
+        return html_lines([repr(self), *self.notes]) + html_table(
+            Cells(titles, "l" + "r" * (len(titles) - 1), list(map(tuple, rows)))
+        )

@@ -190,16 +190,22 @@ def _notes(results: Sequence[Evaluation]) -> list[str]:
 
 
 def _price_notes(store: Store, given: Sequence[Contender], price: Price | None) -> list[str]:
-    """Tell that a table makes passes of an autoregressive drafter, or of several drafters, equally dear."""
-    if not isinstance(price, Table) or price.per_depth:
+    """Tell that a table makes all drafters, or all depths, equally dear, though they are not."""
+    if not isinstance(price, Table):
         return []
-    drafting = {one.drafter for one in given if one.rule != "none" and one.draft_length != 0}
-    kinds = {store.facts()["drafters"][name]["kind"] for name in drafting}
-    if len(drafting) < 2 and "autoregressive" not in kinds:
+    drafting = {one.drafter: None for one in given if one.rule != "none" and one.draft_length != 0}
+    kinds = {name: store.facts()["drafters"][name]["kind"] for name in drafting}
+    if price.per_depth:
+        blocks = [name for name, kind in kinds.items() if kind == "block"]
+        told = (
+            f"{_listed(blocks)}: charged per_depth for each depth, though a block drafter, or a lookup, makes one pass"
+        )
+        return [told] if blocks else []
+    if len(drafting) < 2 and "autoregressive" not in kinds.values():
         return []
     return [
         "the price has no per_depth, so drafting costs the same whatever the drafter and K; FILE?per_depth=0.006 adds "
-        "an autoregressive drafter's pass for each depth"
+        "6 ms for each depth, as for an autoregressive drafter's pass"
     ]
 
 

@@ -69,7 +69,9 @@ def certificates_table(
         )
     if "kl" in found.settings and found.greedy and found.rule in PROMISES:
         length = found.guaranteed_length(float(found.settings["kl"]))
-        lines.append(f"Guaranteed at this KL: {length:.4f} tokens per round (bound).")
+        exceeded = any(note.startswith("KL is assumed") for note in found.notes)
+        held = "Would be guaranteed at this KL, if it held" if exceeded else "Guaranteed at this KL"
+        lines.append(f"{held}: {length:.4f} tokens per round (bound).")
     if target_length is not None:
         told = "no divergence guarantees it"
         if needed is not None:

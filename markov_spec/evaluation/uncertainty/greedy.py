@@ -52,7 +52,7 @@ class Certified:
             raise RequestError(f"bounds: found m={self.m!r}; allowed: an integer >= 1, drafts at each depth")
 
     def __str__(self) -> str:
-        known = "recorded KL" if self.kl is None else f"KL up to {self.kl:g}"
+        known = "recorded KL" if self.kl is None else f"an assumed KL up to {self.kl:g}"
         known += f" and {self.tolerance:g} more" if self.tolerance else ""
         several = f", the drafter's {self.m} best at each depth" if self.m > 1 else ""
         return f"drafts that {known} does not certify{several}"
