@@ -86,7 +86,7 @@ def _on_cpu(
 
 
 @_on_cpu.register_fake
-def _(accept, lengths, indptr, each, draft_length, first_start, price, inverse, threads):  # type: ignore[no-untyped-def]
+def _(accept, lengths, indptr, each, draft_length, first_start, price, inverse, threads):  # type: ignore[no-untyped-def] # as `_on_cpu`
     rollouts, depth = indptr.shape[0] - 1 if lengths is None else lengths.shape[0], accept.shape[-1]
     shapes = {"accepted_histogram": (rollouts, depth + 1), "tested": (rollouts, depth)}
     shapes |= dict.fromkeys(BY_ROW, accept.shape[:-1])

@@ -23,7 +23,7 @@ LAUNCH = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 @kernel
-def _occupancy(cells, begin, size, first_start, out, DEPTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _occupancy(cells, begin, size, first_start, out, DEPTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # see `kernel`
     # flow: probability that the round begun at the lane's start took place and accepted its drafts so far.
     rollout = tl.program_id(0)
     row = tl.load(begin + rollout)
@@ -43,7 +43,7 @@ def _occupancy(cells, begin, size, first_start, out, DEPTH: tl.constexpr, WIDTH:
 
 
 @kernel
-def _value(cells, begin, size, gain, out, DEPTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _value(cells, begin, size, gain, out, DEPTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # see `kernel`
     # later: value after the round begun at the lane's start, given that it accepts the drafts before the one to t.
     rollout = tl.program_id(0)
     row = tl.load(begin + rollout)

@@ -14,10 +14,12 @@ Langford 2002, of the chain whose states are the drafts tested.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from markov_spec.arrays import Array, RequestError, RoundLaw
-from markov_spec.chain.moments import solve
+from markov_spec.chain.moments import Rounds, solve
 
 
 def attribute_rounds(one: RoundLaw, other: RoundLaw, *, first_start: int = 0) -> Array:
@@ -56,8 +58,13 @@ def attribute_rounds(one: RoundLaw, other: RoundLaw, *, first_start: int = 0) ->
     """
     if not np.array_equal(one.indptr, other.indptr):
         raise RequestError("other: found other offsets than those of one; allowed: laws of the same rollouts")
+    return attribute_solved((one, other), [solve(law, first_start=first_start) for law in (one, other)])
+
+
+def attribute_solved(laws: Sequence[RoundLaw], solved: Sequence[Rounds]) -> Array:
+    """Attribute as `attribute_rounds`, of two laws that are solved."""
+    one, other = laws
     depth = max(one.depth, other.depth)
-    solved = [solve(law, first_start=first_start) for law in (one, other)]
     a, b = (np.pad(law.conditional(), ((0, 0), (0, depth - law.depth))) for law in (one, other))
     there = _telescoped(a, b, solved[0].occupancy, solved[1].value, one.indptr)
     back = _telescoped(b, a, solved[1].occupancy, solved[0].value, one.indptr)

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import polars as pl
-
 from markov_spec.comparison.measures import LENGTH, Name
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ class Cells(NamedTuple):
 
 def contender_cells(found: Comparison, *, benchmarks: bool = True) -> Cells:
     """Give a row for each contender: its figure and interval, the macro mean, and its figures on the benchmarks."""
-    figures = _own(found, "benchmarks").select("contender", "benchmark", "pooled").rows()
+    figures = found.own("benchmarks").select("contender", "benchmark", "pooled").rows()
     names = list(dict.fromkeys(name for _, name, _ in figures))
     each = {(contender, name): figure(value, found.measure) for contender, name, value in figures}
     named = names if benchmarks and len(names) > 1 else []
@@ -42,7 +40,7 @@ def contender_cells(found: Comparison, *, benchmarks: bool = True) -> Cells:
     titles += ["speed-up", _interval(found)] * fast + ["tokens per round"] * (bool(lengths) and not length)
     titles += ["macro mean"] * (len(names) > 1) + named
     rows = []
-    for row in _own(found, "contenders").to_dicts():
+    for row in found.own("contenders").to_dicts():
         cells = [row["contender"], figure(row["pooled"], found.measure), _ends(row, "pooled", found.measure)]
         cells += [figure(row["speedup"]), _ends(row, "speedup")] * fast
         cells += [figure(lengths.get(row["contender"]))] * (bool(lengths) and not length)
@@ -57,7 +55,7 @@ def pair_cells(found: Comparison, most: int) -> Cells:
     alike = found.margin is not None
     titles = ("contender", "against", "ratio", _interval(found), "p", "corrected", *(["p of equivalence"] * alike))
     rows = []
-    for row in _own(found, "pairs").head(most).to_dicts():
+    for row in found.own("pairs").head(most).to_dicts():
         chances = ("p", "p_holm", *(["p_equivalence"] * alike))
         ratio = figure(row["ratio"]), _ends(row, "ratio")
         rows.append(
@@ -71,7 +69,7 @@ def benchmark_cells(found: Comparison) -> Cells:
     what = "pooled" if found.measure == LENGTH else "price"
     titles = "benchmark", "contender", "prompts", what, _interval(found), "ratio", _interval(found)
     rows: list[tuple[str, ...]] = []
-    for row in _own(found, "benchmarks").to_dicts():
+    for row in found.own("benchmarks").to_dicts():
         own = figure(row["pooled"], found.measure), _ends(row, "pooled", found.measure)
         ratio = figure(row["ratio"]), _ends(row, "ratio")
         rows.append((row["benchmark"], row["contender"], str(row["prompts"]), *own, *ratio))
@@ -118,11 +116,6 @@ def html_table(cells: Cells) -> str:
 
 def _counts(found: Comparison) -> tuple[tuple[int, str], ...]:
     return (found.rollouts, "rollout"), (found.prompts, "prompt")
-
-
-def _own(found: Comparison, name: str) -> pl.DataFrame:
-    frame: pl.DataFrame = getattr(found, name)
-    return frame.filter(pl.col("measure") == found.measure)
 
 
 def _interval(found: Comparison) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -21,6 +21,7 @@ from markov_spec.comparison.cells import (
 from markov_spec.comparison.measures import Name
 from markov_spec.comparison.pairs import NEAR
 
+Frame = Literal["pairs", "contenders", "benchmarks", "winners", "variance_account"]
 OPENING = {
     "better": "{contender} is better than {baseline}",
     "worse": "{contender} is worse than {baseline}",
@@ -68,6 +69,11 @@ class Comparison:
     notes: tuple[str, ...]
     price_unit: str | None = None
 
+    def own(self, name: Frame) -> pl.DataFrame:
+        """Give the rows of a frame that are in the comparison's own measure."""
+        frame: pl.DataFrame = getattr(self, name)
+        return frame.filter(pl.col("measure") == self.measure)
+
     def pair(self, contender: str, baseline: str) -> dict[str, Any]:
         """Give the row of a pair, in the comparison's own measure.
 
@@ -85,7 +91,7 @@ class Comparison:
         ValueError
             If there is no such pair.
         """
-        own = self.pairs.filter(pl.col("measure") == self.measure)
+        own = self.own("pairs")
         for row in own.iter_rows(named=True):
             if (row["contender"], row["baseline"]) == (contender, baseline):
                 return row
@@ -131,6 +137,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         cells = contender_cells(self), pair_cells(self, MOST_PAIRS)
-        left = self.pairs.filter(pl.col("measure") == self.measure).height - MOST_PAIRS
+        left = self.own("pairs").height - MOST_PAIRS
         lines = [basis(self)] + [f"{left} more pairs in .pairs"] * (left > 0) + [f"note: {note}" for note in self.notes]
         return f"<p><strong>{escape(self.headline)}</strong></p>{''.join(map(html_table, cells))}{html_lines(lines)}"

@@ -11,7 +11,7 @@ import polars as pl
 from markov_spec.acceptance import RULES
 from markov_spec.arrays import Array, Exactness, Rollouts, RoundLaw, cells_inside, rollout_spans
 from markov_spec.chain import solve
-from markov_spec.chain.attribution import attribute_rounds
+from markov_spec.chain.attribution import attribute_solved
 from markov_spec.evaluation.token_classes import CLASSES, TokenClasses
 from markov_spec.evaluation.tracing import RangeLaw, text_of
 from markov_spec.store import Store
@@ -169,7 +169,7 @@ def _attributed(pair: Sequence[RoundLaw], first_start: int, depth: int) -> tuple
     solved = [solve(law, first_start=first_start) for law in pair]
     tested = [_tested(law, one.occupancy, depth) for law, one in zip(pair, solved, strict=True)]
     kept = [cells * _widened(law.conditional(), depth) for law, cells in zip(pair, tested, strict=True)]
-    cells = [*tested, *kept, _widened(attribute_rounds(*pair, first_start=first_start), depth)]
+    cells = [*tested, *kept, _widened(attribute_solved(pair, solved), depth)]
     accepted = [law.survival().sum(axis=1) for law in pair]
     return (
         np.array([values.sum(axis=0) for values in cells]),

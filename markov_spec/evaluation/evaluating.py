@@ -8,11 +8,12 @@ import numpy as np
 
 from markov_spec.arrays import RequestError, RoundLaw
 from markov_spec.evaluation.contender import Contender, as_contender, check_price
-from markov_spec.evaluation.laws import plan, plans, space_notes
+from markov_spec.evaluation.laws import plans, space_notes
 from markov_spec.evaluation.learned import LEARNED_HERE, is_learned
 from markov_spec.evaluation.result import Evaluation
 from markov_spec.evaluation.solving import rollout_counts, solve_range
-from markov_spec.evaluation.trees import tree_plans, whole_tree_plan
+from markov_spec.evaluation.tracing import range_law, settled_on
+from markov_spec.evaluation.trees import tree_plans
 from markov_spec.latency import Price
 from markov_spec.metrics import CONVENTIONS
 from markov_spec.store import Store, open_store
@@ -135,12 +136,8 @@ def law_of(store: Store | str | Path, contender: Contender | str) -> RoundLaw:
     ...     ms.round_distribution(ms.law_of(store, "quant5:K=2")).pmf(0)
     array([0. , 0.5, 0.5, 0. ])
     """
-    store, wanted = store if isinstance(store, Store) else open_store(store), as_contender(contender)
-    if wanted.tree is not None:
-        trees = whole_tree_plan(store, wanted)
-        return trees.law(0, len(trees.rollouts))
-    chosen = plan(store, wanted)
-    return chosen.law(0, len(chosen.rollouts))
+    opened = store if isinstance(store, Store) else open_store(store)
+    return range_law(opened, settled_on(opened, contender)).law
 
 
 def _first_start(first_start: int | None, convention: str | None) -> int:

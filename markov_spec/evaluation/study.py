@@ -47,6 +47,8 @@ class Study:
         Spread evenly over the store, of at most 4096 tokens.
     sweeps : polars.DataFrame
         As ``length_curve``, with the column ``contender``, of each shown drafter and rule that is a chain.
+    sweep_of : mapping of str to str
+        What a shown contender that is a chain is called in ``sweeps``.
     sweep_notes : tuple of str
     attribution : Attribution
         Of the primary pair: what its baseline loses or gains, rounds of the baseline less those of the contender.
@@ -62,6 +64,7 @@ class Study:
     spread: pl.DataFrame
     spread_rollouts: int
     sweeps: pl.DataFrame
+    sweep_of: Mapping[str, str]
     sweep_notes: tuple[str, ...]
     attribution: Attribution
     traces: Mapping[str, tuple[pl.DataFrame, pl.DataFrame]]
@@ -127,26 +130,27 @@ def study(
     named = {str(one): one for one in own.contenders}
     on_step("distribution of the rounds")
     rows = _spread_rows(opened)
-    spread = pl.concat([_spread(opened, named[name], rows, first_start) for name in shown])
+    made = {name: settled_on(opened, named[name]) for name in shown}  # a learned tree is measured once
+    spread = pl.concat([_spread(opened, name, one, rows, first_start) for name, one in made.items()])
     on_step("draft lengths")
-    sweeps, notes = _sweeps(opened, [named[name] for name in shown], price, first_start, level)
+    free = {name: replace(named[name], draft_length=None) for name in shown if named[name].tree is None}
+    sweeps, notes = _sweeps(opened, [(named[name], one) for name, one in free.items()], price, first_start, level)
     on_step("attribution")
-    pair = named[found.primary[0]], named[found.primary[1]]
-    why = attribute(opened, *pair, first_start=first_start)
+    why = attribute(opened, *(named[name] for name in found.primary), first_start=first_start)
     on_step("rollouts")
     traces = {}
     for name in why.rollouts["rollout"].head(TRACED):
-        one, other = (trace_rollout(opened, each, name, first_start=first_start) for each in pair)
+        one, other = (trace_rollout(opened, made[each], name, first_start=first_start) for each in found.primary)
         traces[name] = (one, other)
     return Study(
         facts=opened.facts(), comparison=found, evaluations=tuple(own.evaluations), shown=shown, spread=spread,
-        spread_rollouts=rows.size, sweeps=sweeps, sweep_notes=notes, attribution=why, traces=traces, price=price,
+        spread_rollouts=rows.size, sweeps=sweeps, sweep_of={name: str(one) for name, one in free.items()},
+        sweep_notes=notes, attribution=why, traces=traces, price=price,
     )  # fmt: skip
 
 
 def _shown(found: Comparison) -> tuple[str, ...]:
-    own = found.contenders.filter(pl.col("measure") == found.measure)
-    ranked = own.sort("pooled", descending=found.measure == "tokens_per_round")["contender"]
+    ranked = found.own("contenders").sort("pooled", descending=found.measure == "tokens_per_round")["contender"]
     return tuple(dict.fromkeys([*found.primary, *ranked]))[:MOST_SHOWN]
 
 
@@ -156,10 +160,9 @@ def _spread_rows(store: Store) -> Array:
     return rows[np.unique(np.linspace(0, rows.size - 1, SPREAD_ROLLOUTS).astype(int))] if rows.size else rows
 
 
-def _spread(store: Store, contender: Contender, rows: Array, first_start: int) -> pl.DataFrame:
+def _spread(store: Store, name: str, made: Contender, rows: Array, first_start: int) -> pl.DataFrame:
     """Mix the distributions of ``rounds / tokens`` of the rollouts, each with the same weight."""
     bins: Array = np.zeros(int(100 / SPREAD_WIDTH) + 1)
-    made = settled_on(store, contender)
     ranges = [(0, len(store))] if rows.size == len(store) else [(int(row), int(row) + 1) for row in rows]
     for first, last in ranges:
         found = round_distribution(range_law(store.batch(first, last), made).law, first_start=first_start)
@@ -172,19 +175,22 @@ def _spread(store: Store, contender: Contender, rows: Array, first_start: int) -
     inside = slice(max(int(kept.min()) - 1, 0), int(kept.max()) + 2) if kept.size else slice(0, 0)
     steps = np.arange(bins.size) * SPREAD_WIDTH
     return pl.DataFrame(
-        {"contender": [str(contender)] * steps[inside].size, "rounds_per_100": steps[inside], "share": share[inside]},
+        {"contender": [name] * steps[inside].size, "rounds_per_100": steps[inside], "share": share[inside]},
         schema_overrides={"contender": pl.String},
     )
 
 
 def _sweeps(
-    store: Store, shown: Sequence[Contender], price: Price | None, first_start: int, level: float
+    store: Store,
+    shown: Sequence[tuple[Contender, Contender]],
+    price: Price | None,
+    first_start: int,
+    level: float,
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Every draft length of each drafter and rule, up to the longest asked for if that was not recorded."""
+    """Every draft length of chains, given with and without their own, up to the longest asked for or recorded."""
     longest: dict[str, int] = {}
     chains, notes = {}, []
-    for one in (one for one in shown if one.tree is None):
-        free = replace(one, draft_length=None)
+    for one, free in shown:
         chains[str(free)] = free
         longest[str(free)] = max(longest.get(str(free), LONGEST), one.draft_length or 0)
     curves = [pl.DataFrame(schema={"contender": pl.String, **SCHEMA})]

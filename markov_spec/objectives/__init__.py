@@ -20,7 +20,7 @@ own rows. For a drafter of a part of the vocabulary ``fold_vocabulary`` makes lo
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch  # noqa: F401 # whether it is there
 except ImportError as error:
     raise ImportError("markov_spec.objectives needs torch: pip install 'markov-spec[torch]'") from error
 

@@ -24,14 +24,14 @@ def forest(found: Comparison) -> dict[str, Any] | None:
     """Draw the ratio of the first twelve pairs with its interval, the primary pair first; None if none has one."""
     import altair as alt
 
-    own = found.pairs.filter(pl.col("measure") == found.measure).head(MOST_PAIRS).drop_nulls(["ratio", "ratio_low"])
+    own = found.own("pairs").head(MOST_PAIRS).drop_nulls(["ratio", "ratio_low"])
     rows = own.select(
         "ratio", "verdict", pair=pl.col("contender") + " against " + pl.col("baseline"), low="ratio_low",
         high="ratio_high",
     )  # fmt: skip
     if rows.is_empty():
         return None
-    ends = float(min(rows["low"].min(), 1)), float(max(rows["high"].max(), 1))  # type: ignore[type-var, arg-type]
+    ends = float(min(rows["low"].min(), 1)), float(max(rows["high"].max(), 1))  # type: ignore[type-var, arg-type] # numbers
     x = (
         alt.X("low:Q")
         .title(f"ratio of {unit(found)}")

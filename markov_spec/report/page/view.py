@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from markov_spec.comparison.cells import unit
 from markov_spec.evaluation import Evaluation, Study
-from markov_spec.evaluation.contender import as_contender
 from markov_spec.report.page import charts
 
 LONGEST_TRACE = 400  # tokens of a rollout that are shown
@@ -62,15 +61,14 @@ def named(text: str) -> Cell:
 def contenders(found: Study) -> Table:
     """A row for each contender, with what each benchmark gives."""
     compared = found.comparison
-    own = pl.col("measure") == compared.measure
-    parts = compared.benchmarks.filter(own)
+    parts = compared.own("benchmarks")
     benchmarks = parts["benchmark"].unique(maintain_order=True).to_list()
     pooled = dict(zip(parts.select("contender", "benchmark").iter_rows(), parts["pooled"], strict=True))
     results = {result.contender: result for result in found.evaluations}
     priced = compared.measure != "tokens_per_round"
     form = ".4g" if priced else ".4f"
     rows = []
-    for row in compared.contenders.filter(own).to_dicts():
+    for row in compared.own("contenders").to_dicts():
         result = results[row["contender"]]
         figures = [number(row[name], form) for name in ("macro_mean", "request_mean")]
         if priced:
@@ -97,7 +95,7 @@ def benchmarks(found: Study) -> Table:
     """A row for each benchmark and contender that charts show, with the ratio to the pair's baseline."""
     compared = found.comparison
     form = ".4f" if compared.measure == "tokens_per_round" else ".4g"
-    own = compared.benchmarks.filter((pl.col("measure") == compared.measure) & pl.col("contender").is_in(found.shown))
+    own = compared.own("benchmarks").filter(pl.col("contender").is_in(found.shown))
     rows = [
         [
             named(row["benchmark"]), named(row["contender"]), number(row["prompts"], "d"), number(row["pooled"], form),
@@ -113,7 +111,7 @@ def benchmarks(found: Study) -> Table:
 def pairs(found: Study) -> Table:
     """A row for each pair."""
     compared = found.comparison
-    own = compared.pairs.filter(pl.col("measure") == compared.measure).head(MOST_ROWS)
+    own = compared.own("pairs").head(MOST_ROWS)
     alike = [] if compared.margin is None else ["p of equivalence"]
     titles = ("ratio", "interval", "bootstrap", "p", "corrected", *alike, "without one prompt")
     columns = (("contender", False), ("against", False), ("verdict", False), *((title, True) for title in titles))
@@ -133,7 +131,7 @@ def pairs(found: Study) -> Table:
 def luck(found: Study) -> Table:
     """What the variance of a run of real decoding is made of, and how many runs the evaluation is worth."""
     compared = found.comparison
-    own = compared.variance_account.filter((pl.col("measure") == compared.measure) & pl.col("luck").is_not_null())
+    own = compared.own("variance_account").drop_nulls("luck")
     rows = [
         [
             named(row["contender"]), named(row["baseline"] or "-"),
@@ -179,10 +177,8 @@ def best_lengths(sweeps: pl.DataFrame) -> pl.DataFrame:
 
 def compared_lengths(found: Study) -> pl.DataFrame:
     """Give the rows of a sweep at which its drafters are compared."""
-    trees = {result.contender for result in found.evaluations if "tree" in result.settings}
-    chains = [result for result in found.evaluations if result.contender in {*found.shown} - trees]
-    names = [str(replace(as_contender(result.contender), draft_length=None)) for result in chains]
-    wanted = {"contender": names, "draft_length": [result.draft_length for result in chains]}
+    lengths = {result.contender: result.draft_length for result in found.evaluations}
+    wanted = {"contender": list(found.sweep_of.values()), "draft_length": [lengths[name] for name in found.sweep_of]}
     own = pl.DataFrame(wanted, schema={"contender": pl.String, "draft_length": pl.Int64})
     return found.sweeps.join(own.unique(), on=["contender", "draft_length"], how="semi")
 
@@ -252,12 +248,10 @@ def colors(found: Study) -> dict[str, str]:
 
 def sweep_colors(found: Study) -> dict[str, str]:
     """A colour for each drafter of the sweep: that of its first contender."""
-    own: dict[str, str] = {}
-    trees = {result.contender for result in found.evaluations if "tree" in result.settings}
-    for name, color in colors(found).items():
-        if name not in trees:
-            own.setdefault(str(replace(as_contender(name), draft_length=None)), color)
-    return own
+    own, chosen = colors(found), dict[str, str]()
+    for name, sweep in found.sweep_of.items():
+        chosen.setdefault(sweep, own[name])
+    return chosen
 
 
 def figures(found: Study) -> dict[str, dict[str, Any]]:

@@ -13,8 +13,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import polars as pl
-
 from markov_spec.arrays import RequestError
 from markov_spec.comparison import required_prompts
 from markov_spec.comparison.cells import basis
@@ -112,14 +110,14 @@ def _page(found: Study, command: str | None) -> str:
         title=f"{' against '.join(compared.primary)} - markov_spec",
         compared=compared,
         basis=basis(compared),
-        notes=_notes(found),
+        notes=compared.notes,
         cards=_cards(found, colors),
         contenders=view.contenders(found),
         winners=_winners(found),
         benchmarks=view.benchmarks(found),
         pairs=view.pairs(found),
         needed=_needed(found),
-        left_pairs=max(len(compared.pairs) // compared.pairs["measure"].n_unique() - view.MOST_ROWS, 0),
+        left_pairs=max(compared.own("pairs").height - view.MOST_ROWS, 0),
         luck=view.luck(found),
         figures=view.figures(found),
         colors=colors,
@@ -161,18 +159,9 @@ def _bundle() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 
-def _notes(found: Study) -> list[str]:
-    told = list(found.comparison.notes)
-    for result in found.evaluations:
-        warned = (f"{result.contender}: {warning}" for warning in result.results()[0]["warnings"])
-        told += [warning for warning in warned if not any(warning.partition(": ")[2] in note for note in told)]
-    return told
-
-
 def _cards(found: Study, colors: dict[str, str]) -> list[dict[str, Any]]:
     compared = found.comparison
-    own = compared.contenders.filter(pl.col("measure") == compared.measure)
-    rows = {row["contender"]: row for row in own.to_dicts()}
+    rows = {row["contender"]: row for row in compared.own("contenders").to_dicts()}
     form = ".3f" if compared.measure == "tokens_per_round" else ".4g"
     return [
         {
@@ -186,7 +175,7 @@ def _cards(found: Study, colors: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _winners(found: Study) -> str:
-    own = found.comparison.winners.filter(pl.col("measure") == found.comparison.measure)
+    own = found.comparison.own("winners")
     won: dict[str, list[str]] = {}
     for row in own.to_dicts():
         won.setdefault(row["winner"] or "no one, a tie", []).append(row["benchmark"] or row["by"])
