@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from markov_spec._jit import kernel
 from markov_spec.arrays import Array, check_indptr
+from markov_spec.comparison.winners import DOMINANT, SHIFT
 from markov_spec.metrics import largest_share, leave_one_out, pooled_length
 
 NGRAM = 4
 REPETITIVE = 0.9  # share of repeated n-grams above which a rollout is degenerate
-DOMINANT = 0.5  # share of the tokens
-SHIFT = 0.1  # relative change of the pooled length when one prompt is left out
 
 
 @kernel
